@@ -1,0 +1,21 @@
+"""The engine: who runs when (`scheduler`), the loop (`engine`), what it drives (`executor`), what a caller has (`handle`).
+
+Nothing here imports torch, diffusers or Triton.
+"""
+
+from .engine import DiffusionEngine, EngineConfig
+from .executor import Executor, Report, Work, WorkKind
+from .handle import RequestHandle
+from .scheduler import Group, Scheduler
+
+__all__ = [
+    "DiffusionEngine",
+    "EngineConfig",
+    "Executor",
+    "Group",
+    "Report",
+    "RequestHandle",
+    "Scheduler",
+    "Work",
+    "WorkKind",
+]

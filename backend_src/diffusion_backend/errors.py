@@ -1,0 +1,148 @@
+"""Every error that a request or a load can end with.
+
+    DiffusionError
+    ├── CallerError                  the caller can mend it
+    │   ├── InvalidArgumentError     a field is wrong; names it and what is allowed
+    │   ├── RequestCancelledError    the caller (or its disconnect) cancelled
+    │   └── DeadlineExceededError    the caller's timeout passed
+    ├── UnavailableError             nothing is wrong with the request; try again later
+    │   ├── QueueFullError           as many requests wait as are allowed to
+    │   └── EngineStoppedError       the engine is draining or has stopped
+    └── ServerError                  ours
+        ├── PipelineError            the pipeline raised while it ran this request
+        ├── OutOfMemoryError         this request alone does not fit the device
+        ├── ExecutorError            the executor broke while it held this request
+        ├── ConfigurationError       a configuration parameter is wrong; names it
+        └── ModelLoadError           the model cannot be loaded
+
+They become Triton codes in one place only: `triton/errors.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_PATH = re.compile(r"(?<![\w/.:])(?:~|\.{1,2})?(?:/[\w.\-+@]+){2,}/?")
+
+
+def without_paths(text: str) -> str:
+    """Return `text` with file system paths replaced, so that no reply tells how the server is laid out."""
+    return _PATH.sub("<path>", text)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'x'?"` for the nearest of the `known` names, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class DiffusionError(Exception):
+    """Base of all errors of this package; `request_id` is empty where no request is concerned."""
+
+    def __init__(self, message: str, *, request_id: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.request_id = request_id
+
+
+class CallerError(DiffusionError):
+    """The caller's fault or the caller's wish."""
+
+
+class InvalidArgumentError(CallerError):
+    """A field of a request is wrong.
+
+    Args:
+        field: the name of the input, as the caller wrote it.
+        problem: what is wrong with which value, and what is allowed.
+    """
+
+    def __init__(self, field: str, problem: str, *, request_id: str = "") -> None:
+        super().__init__(f"{field}: {problem}", request_id=request_id)
+        self.field = field
+
+
+class RequestCancelledError(CallerError):
+    """The request was cancelled before it was done."""
+
+    def __init__(self, *, request_id: str = "", where: str = "") -> None:
+        super().__init__(f"the request was cancelled{where and ' ' + where}", request_id=request_id)
+
+
+class DeadlineExceededError(CallerError):
+    """The request's timeout passed before it was done."""
+
+    def __init__(self, timeout_s: float, *, request_id: str = "", where: str = "") -> None:
+        super().__init__(
+            f"deadline exceeded: not done within the timeout of {timeout_s:g} s{where and ' ' + where}; "
+            "ask for fewer steps, or give a longer timeout",
+            request_id=request_id,
+        )
+
+
+class UnavailableError(DiffusionError):
+    """The request was right, but cannot be taken now."""
+
+
+class QueueFullError(UnavailableError):
+    """As many requests wait as `max_waiting` allows."""
+
+    def __init__(self, max_waiting: int, *, request_id: str = "") -> None:
+        super().__init__(f"the queue is full ({max_waiting} requests wait); try again later", request_id=request_id)
+
+
+class EngineStoppedError(UnavailableError):
+    """The engine is draining or has stopped."""
+
+    def __init__(self, reason: str = "the server is stopping", *, request_id: str = "") -> None:
+        super().__init__(f"{reason}; send the request to another replica, or again later", request_id=request_id)
+
+
+class ServerError(DiffusionError):
+    """Our fault."""
+
+
+class PipelineError(ServerError):
+    """The pipeline raised while it ran this request."""
+
+    def __init__(self, cause: BaseException, *, request_id: str = "", where: str = "") -> None:
+        detail = without_paths(str(cause)).strip().splitlines()
+        super().__init__(
+            f"the pipeline failed{where and ' ' + where}: {type(cause).__name__}{': ' + detail[0] if detail else ''}",
+            request_id=request_id,
+        )
+
+
+class OutOfMemoryError(ServerError):
+    """The device has too little memory for this request alone."""
+
+    def __init__(self, *, request_id: str = "") -> None:
+        super().__init__(
+            "out of device memory: this request does not fit even alone; "
+            "ask for a smaller size, fewer frames or fewer outputs",
+            request_id=request_id,
+        )
+
+
+class ExecutorError(ServerError):
+    """The executor broke while it held this request."""
+
+    def __init__(self, cause: BaseException, *, request_id: str = "") -> None:
+        super().__init__(
+            f"the executor failed ({type(cause).__name__}); the request was lost, send it again",
+            request_id=request_id,
+        )
+
+
+class ConfigurationError(ServerError):
+    """A configuration parameter is unknown or has a value that is not allowed."""
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        super().__init__(f"parameter {parameter!r}: {problem}")
+        self.parameter = parameter
+
+
+class ModelLoadError(ServerError):
+    """The model cannot be loaded; the message says why and what to do."""

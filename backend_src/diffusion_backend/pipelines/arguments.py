@@ -1,0 +1,178 @@
+"""From a request to the arguments of a pipeline's call, and the checks that need to know the pipeline."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..engine.executor import Capabilities
+from ..errors import InvalidArgumentError, did_you_mean
+from ..request import DiffusionRequest
+
+OUTPUTS_PER_PROMPT = (
+    "num_images_per_prompt",
+    "num_videos_per_prompt",
+    "num_waveforms_per_prompt",
+    "num_outputs_per_prompt",
+)
+"""What pipelines call the number of outputs a prompt."""
+
+RESERVED = frozenset(
+    {"generator", "output_type", "return_dict", "latents", "callback", "callback_steps", "callback_on_step_end"}
+    | {"callback_on_step_end_tensor_inputs", "prompt_embeds", "negative_prompt_embeds", "prompt", "negative_prompt"}
+    | {"num_inference_steps", "guidance_scale", "height", "width", "num_frames", *OUTPUTS_PER_PROMPT}
+)
+"""Arguments that `extra_args` may not set: the request has inputs for them, or they are not plain values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one request may ask for at most; each is a configuration parameter of the same name."""
+
+    max_steps: int = 1000
+    max_side: int = 4096
+    max_outputs: int = 64
+    max_frames: int = 1024
+    max_prompt_bytes: int = 16384
+
+
+def signature_of(pipeline: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the named parameters of a pipeline's call."""
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(type(pipeline).__call__).parameters
+    return {name: p for name, p in parameters.items() if name != "self" and p.kind not in variadic}
+
+
+def defaults_of(pipeline: Any) -> dict[str, Any]:
+    """Return the defaults of the arguments that requests set, where the pipeline's signature tells them.
+
+    A size of None means the pipeline's own: the size of its denoiser's sample times the scale of its decoder.
+    """
+    parameters = signature_of(pipeline)
+    names = ("num_inference_steps", "guidance_scale", "height", "width", "num_frames")
+    defaults = {
+        name: parameters[name].default
+        for name in names
+        if name in parameters and parameters[name].default is not inspect.Parameter.empty
+    }
+    size = getattr(pipeline, "default_sample_size", None)
+    denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
+    if size is None and denoiser is not None:
+        size = getattr(denoiser.config, "sample_size", None)
+    scale = getattr(pipeline, "vae_scale_factor", None)
+    if isinstance(size, int) and isinstance(scale, int):
+        defaults = {k: (size * scale if v is None and k in ("height", "width") else v) for k, v in defaults.items()}
+    return defaults
+
+
+def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limits, max_batch_rows: int) -> None:
+    """Refuse what this pipeline cannot do, before the request is queued; any thread may call it.
+
+    Raises:
+        InvalidArgumentError: naming the field, the value and what is allowed.
+    """
+
+    def refuse(field: str, problem: str) -> None:
+        raise InvalidArgumentError(field, problem, request_id=request.request_id)
+
+    for prompt_field in ("prompt", "negative_prompt"):
+        for text in getattr(request, prompt_field) or ():
+            size = len(text.encode())
+            if size > limits.max_prompt_bytes:
+                refuse(prompt_field, f"{size} bytes are too many; at most {limits.max_prompt_bytes} are allowed")
+    _in_range("num_inference_steps", request.num_inference_steps, 1, limits.max_steps, refuse)
+    _in_range("num_frames", request.num_frames, 1, limits.max_frames, refuse)
+    _in_range("num_outputs_per_prompt", request.num_outputs_per_prompt, 1, limits.max_outputs, refuse)
+    _in_range("preview_interval", request.preview_interval, 0, limits.max_steps, refuse)
+    for name in ("height", "width"):
+        side = getattr(request, name)
+        _in_range(name, side, 1, limits.max_side, refuse)
+        if side is not None and side % capabilities.size_multiple:
+            refuse(name, f"{side} is not allowed; it must be a multiple of {capabilities.size_multiple}")
+    guidance = request.guidance_scale
+    if guidance is not None and not (math.isfinite(guidance) and 0 <= guidance <= 1000):
+        refuse("guidance_scale", f"{guidance} is not allowed; it must be a number from 0 to 1000")
+    if request.timeout_s is not None and not request.timeout_s > 0:
+        refuse("timeout", f"{request.timeout_s} s is not allowed; it must be more than 0")
+    rows = request.num_outputs * capabilities.rows_per_output
+    if rows > max_batch_rows:
+        most = max_batch_rows // capabilities.rows_per_output
+        refuse(
+            "num_outputs_per_prompt",
+            f"{request.num_outputs_per_prompt} for {len(request.prompt)} prompts are {request.num_outputs} outputs; "
+            f"at most {most} a request are allowed",
+        )
+    if request.preview_interval and not capabilities.supports_previews:
+        refuse("preview_interval", f"{capabilities.pipeline_class} has no previews; leave it out, or give 0")
+    if request.scheduler is not None and request.scheduler not in capabilities.schedulers:
+        refuse(
+            "scheduler",
+            f"{request.scheduler!r} is not one of {', '.join(capabilities.schedulers) or 'none'}"
+            + did_you_mean(request.scheduler, capabilities.schedulers),
+        )
+    _check_arguments(request, capabilities, refuse)
+
+
+def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
+    known = capabilities.arguments
+    for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames", "negative_prompt"):
+        if getattr(request, name) is not None and name not in known:
+            refuse(name, f"{capabilities.pipeline_class} has no such argument; leave it out")
+    if request.num_outputs_per_prompt > 1 and not known.intersection(OUTPUTS_PER_PROMPT):
+        refuse("num_outputs_per_prompt", f"{capabilities.pipeline_class} makes one output a prompt")
+    allowed = sorted(known - RESERVED)
+    for name, value in request.extra_args.items():
+        if name in RESERVED:
+            refuse("extra_args", f"{name!r} cannot be set here; allowed are {', '.join(allowed)}")
+        if name not in known:
+            refuse(
+                "extra_args",
+                f"{name!r} is not an argument of {capabilities.pipeline_class}{did_you_mean(name, allowed)} "
+                f"(allowed are {', '.join(allowed)})",
+            )
+        if not _is_plain(value):
+            refuse("extra_args", f"{name!r} must be a plain JSON value")
+
+
+def _in_range(name: str, value: int | None, low: int, high: int, refuse: Any) -> None:
+    if value is not None and not low <= value <= high:
+        refuse(name, f"{value} is not allowed; it must be from {low} to {high}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def call_arguments(request: DiffusionRequest, arguments: frozenset[str], output_type: str) -> dict[str, Any]:
+    """Return the keyword arguments for a pipeline's call; what the request leaves out is left to the pipeline.
+
+    Each output has a generator of its own, on the CPU, so that it is the same on every device and among any
+    neighbours, and can be made again alone from its seed.
+    """
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
+    single = len(request.prompt) == 1
+    call: dict[str, Any] = {
+        "prompt": request.prompt[0] if single else list(request.prompt),
+        "generator": generators[0] if len(generators) == 1 else generators,
+        "output_type": output_type,
+        "return_dict": True,
+        **request.extra_args,
+    }
+    if request.negative_prompt is not None:
+        call["negative_prompt"] = request.negative_prompt[0] if single else list(request.negative_prompt)
+    for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames"):
+        value = getattr(request, name)
+        if value is not None:
+            call[name] = value
+    if request.num_outputs_per_prompt > 1:
+        call[next(n for n in OUTPUTS_PER_PROMPT if n in arguments)] = request.num_outputs_per_prompt
+    return {name: value for name, value in call.items() if name in arguments}

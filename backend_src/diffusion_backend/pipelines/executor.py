@@ -1,0 +1,268 @@
+"""Runs unmodified `diffusers` pipelines, many at a time on one thread, joined at the denoiser.
+
+Every request is the pipeline's own `__call__`, on a shallow copy of the pipeline with its own scheduler, in a greenlet.
+The weights are shared, and so are the meeting points in them. Calling a meeting point parks the greenlet; the engine
+chooses which parked calls run next; `execute` runs them and resumes each greenlet with its part of the output.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..engine.executor import Capabilities, Report, Work, WorkKind
+from ..errors import DiffusionError, InvalidArgumentError, OutOfMemoryError, PipelineError, without_paths
+from ..request import DiffusionOutput, DiffusionRequest, Event, EventKind
+from ..timing import now
+from .arguments import call_arguments, signature_of
+from .layout import LayoutError
+from .meeting_point import Call, RequestGreenlet
+from .outputs import to_output
+from .previews import decode_preview
+from .reference import request_scheduler
+from .step_meter import StepMeter
+
+log = logging.getLogger(__name__)
+
+_MAX_THROWS = 8
+"""How often an abort is thrown into a pipeline that goes on working in its `finally` clauses."""
+
+
+class _Aborted(BaseException):
+    """Thrown into a greenlet to end it; no `except Exception` of a pipeline can swallow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """What a call raised, to be raised again in the greenlet that made it."""
+
+    error: Exception
+
+
+@dataclass(slots=True)
+class _Active:
+    """A request that was taken in."""
+
+    request: DiffusionRequest
+    pipeline: Any
+    greenlet: RequestGreenlet
+    params: dict[str, object]
+    meter: StepMeter | None = None
+    call: Call | None = None
+    events: list[Event] = field(default_factory=list)
+    denoised: bool = False  # whether its first denoiser call was made
+
+
+class PipelineExecutor:
+    """The in-process executor; see `engine.executor.Executor` for what each method must do and who calls it.
+
+    Args:
+        pipeline: loaded, on its device, with its meeting points installed (`probe.prepare`).
+        capabilities: what the probe found.
+        output_type: the `output_type` that the pipeline is called with.
+    """
+
+    def __init__(self, pipeline: Any, capabilities: Capabilities, *, output_type: str = "pt") -> None:
+        self.pipeline = pipeline
+        self._capabilities = capabilities
+        self._output_type = output_type
+        self._arguments = frozenset(signature_of(pipeline))
+        self._active: dict[str, _Active] = {}
+        self._mode = torch.inference_mode()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the probe found."""
+        return self._capabilities
+
+    def start(self) -> None:
+        """Switch gradients off for the engine thread."""
+        self._mode.__enter__()
+
+    def close(self) -> None:
+        """End what still runs."""
+        for request_id in list(self._active):
+            self.abort(request_id, PipelineError(RuntimeError("closed"), request_id=request_id))
+        self._mode.__exit__(None, None, None)
+
+    def add_req(self, request: DiffusionRequest) -> None:
+        """Prepare the request's own copy of the pipeline, and the greenlet that will call it."""
+        own = copy.copy(self.pipeline)
+        active = _Active(request, own, RequestGreenlet(self._call), _params(request, self._capabilities))
+        scheduler = getattr(self.pipeline, "scheduler", None)
+        if scheduler is not None:
+            scheduler = request_scheduler(scheduler, request.scheduler)
+            active.params["scheduler"] = type(scheduler).__name__
+            active.meter = StepMeter(
+                scheduler,
+                lambda meter: self._on_step(active, meter),
+                keep_sample=request.preview_interval > 0,
+            )
+            own.__dict__["scheduler"] = scheduler  # past the pipeline's __setattr__, which writes its shared config
+        self._active[request.request_id] = active
+
+    def execute(self, kind: WorkKind, request_ids: Sequence[str]) -> list[Report]:
+        """Run one unit of work; see the module's docstring."""
+        actives = [self._active[request_id] for request_id in request_ids]
+        if kind is WorkKind.START:
+            return [self._resume(active, active) for active in actives]
+        calls = [active.call for active in actives]
+        outputs = run_calls([call for call in calls if call is not None])
+        return [self._resume(active, output) for active, output in zip(actives, outputs, strict=True)]
+
+    def abort(self, request_id: str, error: DiffusionError) -> Report:
+        """Throw into the greenlet until it has ended; the report carries `error`."""
+        active = self._active.pop(request_id)
+        for _ in range(_MAX_THROWS):
+            try:
+                active.greenlet.throw(_Aborted)
+            except _Aborted:
+                break
+            except Exception as raised:  # while it cleaned up
+                log.debug("request %s raised %r while it was aborted", request_id, raised)
+                break
+            if active.greenlet.dead:
+                break
+        return Report(request_id, error=error, events=_take(active))
+
+    def _dummy_run(self, height: int | None, width: int | None) -> None:
+        """Run one step of one request of this size."""
+        request = DiffusionRequest.make(
+            "", seed=0, request_id="warm-up", num_inference_steps=1, height=height, width=width
+        )
+        self.add_req(request)
+        report = self.execute(WorkKind.START, [request.request_id])[0]
+        while report.work is not None:
+            report = self.execute(report.work.kind, [request.request_id])[0]
+        if report.error is not None:
+            raise report.error
+
+    # -- greenlets ----------------------------------------------------------------------------------------------
+
+    def _call(self, active: _Active) -> DiffusionOutput:
+        """Run in the greenlet: the whole of a request."""
+        arguments = call_arguments(active.request, self._arguments, self._output_type)
+        return to_output(active.pipeline(**arguments))
+
+    def _on_step(self, active: _Active, meter: StepMeter) -> None:
+        """Note a step; called in the greenlet, by the request's scheduler."""
+        request = active.request
+        active.events.append(
+            Event(EventKind.STEP, request.request_id, now(), step=meter.step, num_steps=meter.num_steps)
+        )
+        interval = request.preview_interval
+        if interval and meter.step % interval == 0 and meter.step < meter.num_steps and meter.sample is not None:
+            preview = decode_preview(active.pipeline, meter.sample)
+            if preview is not None:
+                active.events.append(
+                    Event(
+                        EventKind.PREVIEW,
+                        request.request_id,
+                        now(),
+                        step=meter.step,
+                        num_steps=meter.num_steps,
+                        preview=preview,
+                    )
+                )
+
+    def _resume(self, active: _Active, value: Any) -> Report:
+        """Let a greenlet go on with `value` until it parks again or ends."""
+        request_id = active.request.request_id
+        active.call = None
+        try:
+            if isinstance(value, _Raised):
+                outcome = active.greenlet.throw(value.error)
+            else:
+                outcome = active.greenlet.switch(value)
+        except Exception as error:
+            del self._active[request_id]
+            return Report(request_id, error=self._explain(active, error), events=_take(active), params=active.params)
+        if active.greenlet.dead:
+            del self._active[request_id]
+            return Report(request_id, output=outcome, events=_take(active), params=active.params)
+        assert isinstance(outcome, Call)
+        active.call = outcome
+        if outcome.point.kind is WorkKind.DECODE:
+            work = Work(WorkKind.DECODE, (outcome.point.name, request_id))
+        else:
+            active.denoised = True
+            key, rows, solo_reason = outcome.point.describe(outcome)
+            work = Work(WorkKind.FORWARD, key, rows, solo_reason)
+        return Report(request_id, work=work, events=_take(active), params=active.params)
+
+    def _explain(self, active: _Active, error: Exception) -> DiffusionError:
+        """Return the error that a request ends with when its pipeline raised `error`."""
+        request_id = active.request.request_id
+        if isinstance(error, DiffusionError):
+            return error
+        if is_out_of_memory(error):
+            return OutOfMemoryError(request_id=request_id)
+        if isinstance(error, ValueError | TypeError) and not active.denoised:
+            # Pipelines check their arguments first, and say in a ValueError what is wrong.
+            problem = f"{self._capabilities.pipeline_class} refuses it: {without_paths(str(error))}"
+            return InvalidArgumentError("arguments", problem, request_id=request_id)
+        log.error("request %s failed in the pipeline", request_id, exc_info=error)
+        step = active.meter.step if active.meter is not None else 0
+        return PipelineError(error, request_id=request_id, where=f"after {step} steps")
+
+
+def run_calls(calls: Sequence[Call]) -> list[Any]:
+    """Run parked calls of equal keys, as one if they are several; return each one's output or what it raised.
+
+    A fault stays with its request: if the joint call raises, the calls are tried by themselves; if it does not fit the
+    device, in halves.
+    """
+    if len(calls) == 1:
+        try:
+            return [calls[0].point.run_one(calls[0])]
+        except Exception as error:
+            return [_Raised(error)]
+    point = calls[0].point
+    try:
+        return point.run_joint(calls)
+    except LayoutError as error:
+        log.warning("%s: joint forwards are given up: %s", point.name, error)
+        point.layouts.clear()
+        point.solo_reason = error.reason
+    except Exception as error:
+        if is_out_of_memory(error):
+            log.warning("%s: out of memory with %d calls at once; trying halves", point.name, len(calls))
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            middle = len(calls) // 2
+            return run_calls(calls[:middle]) + run_calls(calls[middle:])
+        log.warning("%s: a joint forward failed (%s); trying its calls one by one", point.name, error)
+    return [output for call in calls for output in run_calls([call])]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception tells that the device or the host has too little memory."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def _take(active: _Active) -> list[Event]:
+    events, active.events = active.events, []
+    return events
+
+
+def _params(request: DiffusionRequest, capabilities: Capabilities) -> dict[str, object]:
+    """Return the parameters really used, by their `diffusers` names; unknown ones are left out."""
+    defaults: Mapping[str, Any] = capabilities.defaults
+    used = {
+        name: given if (given := getattr(request, name)) is not None else defaults.get(name)
+        for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames")
+    }
+    return {
+        **{name: value for name, value in used.items() if value is not None},
+        "num_outputs_per_prompt": request.num_outputs_per_prompt,
+        "seeds": list(request.seeds),
+        **request.extra_args,
+    }

@@ -1,0 +1,105 @@
+"""Loads a pipeline, and everything around it, into an executor."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import ModelConfig
+from ..errors import ConfigurationError, ModelLoadError, did_you_mean
+from .executor import PipelineExecutor
+from .probe import prepare
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load(config: ModelConfig, *, device: str, base: Path | None = None) -> PipelineExecutor:
+    """Load a pipeline, learn how it can be batched, warm it up, and return what the engine runs it with.
+
+    Called once by the thread that loads the model; takes as long as the weights and a few steps take.
+
+    Args:
+        config: the model's parameters.
+        device: for the weights and the work, such as `cpu` or `cuda:0`.
+        base: the folder that a relative `model` path starts from.
+
+    Raises:
+        ConfigurationError: a parameter has a value that does not work.
+        ModelLoadError: the pipeline cannot be loaded, with the reason.
+    """
+    pipeline = load_pipeline(config.model, dtype=config.dtype, device=device, base=base)
+    sizes = config.warmup_sizes
+    height, width = sizes[0] if sizes else (None, None)
+    try:
+        capabilities, _, output_type = prepare(
+            pipeline,
+            step_batching=config.step_batching != "off",
+            tolerance=config.self_check_tolerance,
+            height=height,
+            width=width,
+        )
+    except Exception as error:
+        raise ModelLoadError(f"{type(pipeline).__name__} was loaded, but a first run failed: {error}") from error
+    solo = {name: reason for name, reason in capabilities.joint.items() if reason is not None}
+    if config.step_batching == "require" and solo:
+        raise ModelLoadError(
+            f"step_batching is 'require', but {', '.join(f'{n} cannot be batched ({r})' for n, r in solo.items())}; "
+            "set it to 'auto' to serve this model one call at a time"
+        )
+    executor = PipelineExecutor(pipeline, capabilities, output_type=output_type)
+    with torch.inference_mode():
+        for height, width in sizes[1:]:
+            executor._dummy_run(height, width)
+    return executor
+
+
+def load_pipeline(model: str, *, dtype: str = "float32", device: str = "cpu", base: Path | None = None) -> Any:
+    """Load a bare `diffusers` pipeline.
+
+    Args:
+        model: a local path (absolute, or relative to `base`), or a hub id such as `owner/name`.
+        dtype: one of `DTYPES`.
+        device: for its weights.
+
+    Raises:
+        ConfigurationError: `dtype` is unknown.
+        ModelLoadError: with the reason, in one line.
+    """
+    import diffusers
+    import transformers
+
+    if dtype not in DTYPES:
+        raise ConfigurationError("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
+    source = _source(model, base)
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(source, torch_dtype=DTYPES[dtype])
+        pipeline.to(device)
+    except Exception as error:
+        reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+        raise ModelLoadError(f"cannot load the pipeline {model!r}: {type(error).__name__}: {reason}") from error
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def _source(model: str, base: Path | None) -> str:
+    """Return what `from_pretrained` takes: an existing folder, or a hub id."""
+    path = Path(model).expanduser()
+    if not path.is_absolute() and base is not None:
+        path = base / path
+    if path.is_dir():
+        if not (path / "model_index.json").is_file():
+            raise ModelLoadError(f"the folder {model!r} holds no diffusers pipeline (model_index.json is missing)")
+        return str(path.resolve())
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ModelLoadError(
+            f"the model {model!r} is neither a folder that exists nor a hub id of the form owner/name; "
+            "a relative path starts at the model's folder in the repository of models"
+        )
+    return model

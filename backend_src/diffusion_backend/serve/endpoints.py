@@ -1,0 +1,125 @@
+"""Ask a running server about itself over HTTP: models, readiness, and how much work it has."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_TIMEOUT_S = 5.0
+_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{[^}]*\})? (?P<value>\S+)$")
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One model as the server lists it.
+
+    Attributes:
+        name: the model's name.
+        version: its version, "" where the server lists none.
+        state: "READY", "LOADING", "UNLOADING", "UNAVAILABLE", or "" for a model that was never loaded.
+        reason: why it is not ready, in the server's words.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the model takes requests."""
+        return self.state == "READY"
+
+
+@dataclass(frozen=True)
+class Work:
+    """How many requests a server holds.
+
+    Attributes:
+        running: requests that an engine works on.
+        waiting: requests that wait, in the server's queue or in an engine's.
+        complete: whether the running ones are known; only models with the ``diffusion_requests_*`` gauges tell.
+    """
+
+    running: int
+    waiting: int
+    complete: bool
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the server surely has nothing to do."""
+        return self.complete and self.running == 0 and self.waiting == 0
+
+    def __str__(self) -> str:
+        return f"{self.running} running, {self.waiting} waiting"
+
+
+def is_live(host: str, port: int) -> bool:
+    """Return whether the server answers at ``host:port``."""
+    try:
+        return _request("GET", host, port, "/v2/health/live")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def is_model_ready(host: str, port: int, model: str) -> bool:
+    """Return whether the model takes requests."""
+    try:
+        return _request("GET", host, port, f"/v2/models/{model}/ready")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def list_models(host: str, port: int) -> list[ModelState]:
+    """Return what the server knows of each model in its repository, by name.
+
+    Raises:
+        OSError, http.client.HTTPException: if the server does not answer.
+    """
+    status, body = _request("POST", host, port, "/v2/repository/index")
+    if status != 200:
+        raise http.client.HTTPException(f"the server's list of models was refused with {status}: {body[:200]}")
+    entries: list[dict[str, Any]] = json.loads(body)
+    states = (
+        ModelState(entry["name"], entry.get("version", ""), entry.get("state", ""), entry.get("reason", ""))
+        for entry in entries
+    )
+    return sorted(states, key=lambda state: (state.name, state.version))
+
+
+def read_work(host: str, port: int) -> Work | None:
+    """Return how much work the server has, read from its metrics; ``None`` if they do not answer."""
+    try:
+        status, body = _request("GET", host, port, "/metrics")
+    except (OSError, http.client.HTTPException):
+        return None
+    return parse_work(body) if status == 200 else None
+
+
+def parse_work(metrics: str) -> Work:
+    """Add up the gauges of running and waiting requests in a page of metrics."""
+    totals: dict[str, float] = {}
+    for line in metrics.splitlines():
+        if match := _SAMPLE.match(line):
+            totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+    return Work(
+        running=round(totals.get("diffusion_requests_running", 0)),
+        waiting=round(
+            totals.get("nv_inference_pending_request_count", 0) + totals.get("diffusion_requests_waiting", 0)
+        ),
+        complete="diffusion_requests_running" in totals,
+    )
+
+
+def _request(method: str, host: str, port: int, path: str) -> tuple[int, str]:
+    # One connection a call: the server waits for connections that are kept open when it stops.
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, path, headers={"Connection": "close"})
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    finally:
+        connection.close()

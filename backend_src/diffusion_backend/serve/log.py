@@ -1,0 +1,116 @@
+"""Read the server's log: which lines a person wants to see, and how far the loading has got."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+_PREFIX = re.compile(r"^(?P<level>[IWEF])\d{4} [\d:.]+ +\d+ (?P<source>[^ :\]]+):\d+\] ?(?P<text>.*)$")
+_LOADING = re.compile(r"^loading: (?P<model>.+):\d+$")
+_LOADED = re.compile(r"^successfully loaded '(?P<model>.+)'$")
+_FAILED = re.compile(r"^failed to load '(?P<model>.+)'$")
+_FAILED_WHY = re.compile(r"^failed to load '.+' version \d+: ")
+_UNLOADED = re.compile(r"Found 0 live models")
+
+_NOISE = (
+    # Said on every machine without a GPU.
+    "Unable to allocate pinned system memory",
+    "CudaDriverHelper has not been initialized",
+    "DCGM unable to start",
+    "Error: Failed to initialize NVML",
+    # Said again, and better, by the line that begins with "failed to load".
+    "ERROR: Failed to create instance",
+    "Internal: failed to load all models",
+    # The launcher says itself that the server stops.
+    "Signal (15) received",
+)
+"""Warnings and errors of the server that say nothing to the one who runs it."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line that the server, a stub or a model wrote.
+
+    Attributes:
+        raw: the line as it came.
+        level: "I", "W", "E" or "F" for lines in the server's own form, "" for what was simply printed.
+        source: the file that wrote it (``model.py``, ``server.cc``), "" for what was simply printed.
+        text: the message, unquoted.
+    """
+
+    raw: str
+    level: str = ""
+    source: str = ""
+    text: str = ""
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the server calls this an error."""
+        return self.level in ("E", "F")
+
+    @property
+    def is_load_failure(self) -> bool:
+        """Whether this line gives the reason why a model did not load."""
+        return self.is_error and _FAILED_WHY.match(self.text) is not None
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether to show the line by default: warnings, errors, and what the models themselves say."""
+        if any(noise in self.raw for noise in _NOISE):
+            return False
+        if self.level:
+            return self.level != "I" or self.source.endswith(".py")
+        return bool(self.raw.strip()) and not self.raw.startswith(("+-", "| "))  # the server's tables
+
+
+def parse_line(raw: str) -> LogLine:
+    """Take a line of the server's log apart."""
+    raw = raw.rstrip("\n")
+    match = _PREFIX.match(raw)
+    if match is None:
+        return LogLine(raw, text=raw)
+    return LogLine(raw, match["level"], match["source"], _unquoted(match["text"]))
+
+
+@dataclass
+class LoadProgress:
+    """Which models the server is loading, as told by its log; fed by the thread that reads the log.
+
+    Attributes:
+        loading: models whose loading has begun and not ended, in that order.
+        unloaded: whether the server has said, while stopping, that no model is left.
+    """
+
+    loading: list[str] = field(default_factory=list)
+    unloaded: bool = False
+
+    def feed(self, line: LogLine) -> None:
+        """Take note of one line."""
+        if match := _LOADING.match(line.text):
+            if match["model"] not in self.loading:
+                self.loading.append(match["model"])
+        elif match := (_LOADED.match(line.text) or _FAILED.match(line.text)):
+            if match["model"] in self.loading:
+                self.loading.remove(match["model"])
+        elif _UNLOADED.search(line.text):
+            self.unloaded = True
+
+
+LineCallback = Callable[[LogLine], None]
+"""Called with every line by the thread that reads the server's log."""
+
+
+def first_line(reason: str) -> str:
+    """Return the first line of a reason as the server gives it, without the kind of status in front of it.
+
+    The server appends the traceback of a Python model to the message; who wants it runs with ``--verbose``.
+    """
+    head = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    return re.sub(r"^(Internal|Invalid argument|Unavailable|Not found|Unsupported|Unknown|Already exists): ", "", head)
+
+
+def _unquoted(text: str) -> str:
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        text = text[1:-1].replace("\\n", "\n").replace('\\"', '"').replace("\\\\", "\\")
+    return text

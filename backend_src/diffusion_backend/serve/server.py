@@ -1,0 +1,428 @@
+"""The embedded Triton server as an object: start it, wait for it, drain it, end it; it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import IO, Self
+
+from diffusion_backend.serve import drain as draining
+from diffusion_backend.serve import endpoints, keeper
+from diffusion_backend.serve.command import Addresses, build_command, check_extra, check_repository, control_mode
+from diffusion_backend.serve.endpoints import ModelState
+from diffusion_backend.serve.errors import LoadError, ReadyTimeoutError, ServeError, ServerExitError
+from diffusion_backend.serve.layout import Layout, make_layout
+from diffusion_backend.serve.log import LineCallback, LoadProgress, LogLine, first_line, parse_line
+from diffusion_backend.serve.ports import check_port, free_ports
+from diffusion_backend.serve.watch import StubDeath, StubWatch, end_stubs, find_stubs
+
+_POLL_S = 0.2
+_START_S = 30.0
+_TAIL_LINES = 200
+_logger = logging.getLogger(__name__)
+
+
+class TritonServer:
+    """One embedded Triton server on this machine.
+
+    Methods may be called from any thread. ``with TritonServer(...) as server`` starts it, and ends it at once when the
+    block is left; call ``drain`` first to let running requests finish.
+
+    Args:
+        model_repository: folder of models (or an address such as ``s3://...``).
+        host: address of the interface to listen on.
+        http_port, grpc_port, metrics_port: 1 to 65535, or 0 to take a free port.
+        exit_timeout: seconds for which ``drain`` waits for running requests; at least 1.
+        log_verbose: level of the server's verbose log, 0 for none.
+        log_file: file to which every line of the server's log is appended.
+        on_line: called with every line of the server's log, by the thread that reads it.
+        on_exit: called once after the server has ended and all is cleaned up, by a thread of this object.
+        extra_args: further arguments for tritonserver.
+        env: environment of the server, this process's own unless given; search paths are added to it.
+        watch_stubs: whether to take the server down when the process of a Python model dies.
+    """
+
+    def __init__(
+        self,
+        model_repository: str | os.PathLike[str],
+        *,
+        host: str = "127.0.0.1",
+        http_port: int = 0,
+        grpc_port: int = 0,
+        metrics_port: int = 0,
+        exit_timeout: float = 30.0,
+        log_verbose: int = 0,
+        log_file: str | os.PathLike[str] | None = None,
+        on_line: LineCallback | None = None,
+        on_exit: Callable[[], None] | None = None,
+        extra_args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        watch_stubs: bool = True,
+    ) -> None:
+        self.model_repository = os.fspath(model_repository)
+        self.exit_timeout = exit_timeout
+        self.shm_prefix = f"diffusion_{os.getpid()}_{uuid.uuid4().hex[:8]}_"
+        self.failure: str | None = None
+        self._wanted = (host, http_port, grpc_port, metrics_port)
+        self._addresses: Addresses | None = None
+        self._log_verbose = log_verbose
+        self._log_file = log_file
+        self._on_line = on_line
+        self._on_exit = on_exit
+        self._extra_args = tuple(extra_args)
+        self._env = dict(os.environ if env is None else env)
+        self._watch_stubs = watch_stubs
+        self._steady = control_mode(self._extra_args) == "none"
+
+        self._changed = threading.Condition()  # guards what follows
+        self._progress = LoadProgress()
+        self._tail: deque[LogLine] = deque(maxlen=_TAIL_LINES)
+        self._pid: int | None = None
+        self._returncode: int | None = None
+        self._ended = False
+
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._layout: Layout | None = None
+        self._watch: StubWatch | None = None
+        self._threads: list[threading.Thread] = []
+
+    # ---- starting ----
+
+    def start(self) -> Self:
+        """Start the server and return at once; ``wait_ready`` waits until the models are loaded.
+
+        Raises:
+            SetupError: if this machine or this Python cannot run the server.
+            RepositoryError, ArgumentError, PortError: if an argument is wrong or a port is taken.
+        """
+        if self._keeper is not None:
+            raise ServeError("This server has been started before. Make a new TritonServer.")
+        check_extra(self._extra_args)
+        check_repository(self.model_repository)
+        self._addresses = _choose_addresses(*self._wanted)
+        self._layout = make_layout()
+        try:
+            self._spawn(self._layout, self._addresses)
+        except BaseException:
+            self._layout.remove()
+            raise
+        with self._changed:
+            self._changed.wait_for(lambda: self._pid is not None or self._ended, _START_S)
+        return self
+
+    def _spawn(self, layout: Layout, addresses: Addresses) -> None:
+        command = build_command(
+            layout.binary,
+            layout.backend_dir,
+            self.model_repository,
+            addresses,
+            shm_prefix=self.shm_prefix,
+            exit_timeout=self.exit_timeout,
+            log_verbose=self._log_verbose,
+            extra_args=self._extra_args,
+        )
+        interpreter = (sys.executable, "-I", "-S")
+        log = open(self._log_file, "a", encoding="utf-8") if self._log_file is not None else None  # noqa: SIM115
+        status_read, status_write = os.pipe()
+        try:
+            self._keeper = subprocess.Popen(
+                [*interpreter, keeper.__file__, str(status_write), self.shm_prefix, str(layout.root), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=layout.environment(self._env),
+                pass_fds=(status_write,),
+                start_new_session=True,  # the terminal's Ctrl-C reaches the launcher only
+            )
+        except BaseException:
+            os.close(status_read)
+            if log is not None:
+                log.close()
+            raise
+        finally:
+            os.close(status_write)
+        assert self._keeper.stdout is not None
+        reader = threading.Thread(
+            target=self._read_log, args=(self._keeper.stdout, log), name="server-log", daemon=True
+        )
+        status = threading.Thread(target=self._read_status, args=(status_read, reader), name="server-exit", daemon=True)
+        self._threads = [reader, status]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_ready(
+        self,
+        timeout: float = 300.0,
+        *,
+        strict: bool = False,
+        on_progress: Callable[[Sequence[str], float], None] | None = None,
+    ) -> list[ModelState]:
+        """Wait until the server takes requests; return every model with its state.
+
+        Args:
+            timeout: seconds.
+            strict: whether every model must load; otherwise one is enough.
+            on_progress: called several times a second with the models being loaded and the seconds since the call.
+
+        Raises:
+            LoadError: if no model loaded, or not every one and ``strict``; the server still runs then.
+            ServerExitError: if the server ended.
+            ReadyTimeoutError: if the time is up; the server still runs then.
+        """
+        begin = time.monotonic()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended, _POLL_S)
+                loading = tuple(self._progress.loading)
+                if self._ended:
+                    raise ServerExitError(self._describe_exit())
+            if (models := self._ask_models()) is not None:
+                break
+            elapsed = time.monotonic() - begin
+            if elapsed > timeout:
+                what = f"still loading {', '.join(loading)}" if loading else "no model was being loaded"
+                raise ReadyTimeoutError(
+                    f"The server was not ready within {timeout:.0f} s ({what}). Allow more with --ready-timeout"
+                )
+            if on_progress is not None:
+                on_progress(loading, elapsed)
+        self._check_models(models, strict)
+        if self._watch_stubs and self._watch is None and self.pid is not None:
+            self._watch = StubWatch(
+                self.pid, steady=self._steady, is_model_ready=self.is_model_ready, on_death=self._stub_died
+            )
+            self._watch.start()
+        return models
+
+    def _ask_models(self) -> list[ModelState] | None:
+        """Return the models once all endpoints answer: the server opens them, metrics last, after it has loaded."""
+        host, http_port, metrics_port = self.addresses.local_host, self.addresses.http_port, self.addresses.metrics_port
+        if not endpoints.is_live(host, http_port) or endpoints.read_work(host, metrics_port) is None:
+            return None
+        try:
+            return endpoints.list_models(host, http_port)
+        except (OSError, http.client.HTTPException):
+            return None  # it is ending; the next turn of the loop sees that
+
+    def _check_models(self, models: Sequence[ModelState], strict: bool) -> None:
+        failed = [model for model in models if model.state == "UNAVAILABLE"]
+        some_ready = any(model.is_ready for model in models)
+        if (failed or self._steady) and not some_ready:
+            head = "No model could be loaded"
+        elif failed and strict:
+            head = "Not every model could be loaded"
+        else:
+            return
+        reasons = "".join(f"\n  {model.name}: {first_line(model.reason)}" for model in failed)
+        raise LoadError(f"{head} from {self.model_repository}.{reasons}\nFor all that the server says: --verbose")
+
+    # ---- asking ----
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where the server listens; known once it has been started."""
+        if self._addresses is None:
+            raise ServeError("The server has not been started. Call start() first.")
+        return self._addresses
+
+    @property
+    def url_http(self) -> str:
+        """Base URL of the HTTP endpoint, such as ``http://127.0.0.1:8000``."""
+        return f"http://{self.address_http}"
+
+    @property
+    def address_http(self) -> str:
+        """The HTTP endpoint as ``tritonclient.http`` wants it, such as ``127.0.0.1:8000``."""
+        return self.addresses.local(self.addresses.http_port)
+
+    @property
+    def url_grpc(self) -> str:
+        """The gRPC endpoint as ``tritonclient.grpc`` wants it, such as ``127.0.0.1:8001``."""
+        return self.addresses.local(self.addresses.grpc_port)
+
+    @property
+    def url_metrics(self) -> str:
+        """URL of the Prometheus metrics, such as ``http://127.0.0.1:8002/metrics``."""
+        return f"http://{self.addresses.local(self.addresses.metrics_port)}/metrics"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of tritonserver; ``None`` before the start."""
+        return self._pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of tritonserver, minus the number of the signal that ended it; ``None`` while it runs."""
+        return self._returncode if self._ended else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has been started and anything of it still runs."""
+        return self._keeper is not None and not self._ended
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the server, while stopping, has unloaded all its models."""
+        return self._progress.unloaded
+
+    def stub_pids(self) -> list[int]:
+        """Return the process ids of the live stubs, one for each instance of a Python model."""
+        return [stub.pid for stub in find_stubs(self._pid)] if self._pid is not None and not self._ended else []
+
+    def is_model_ready(self, model: str) -> bool:
+        """Return whether the model takes requests."""
+        return endpoints.is_model_ready(self.addresses.local_host, self.addresses.http_port, model)
+
+    def log_tail(self) -> list[str]:
+        """Return the last lines of the server's log, as they came."""
+        with self._changed:
+            return [line.raw for line in self._tail]
+
+    # ---- ending ----
+
+    def terminate(self) -> None:
+        """Ask the server to finish what runs, to refuse what comes, and to exit; returns at once."""
+        if self._watch is not None:
+            self._watch.stop()  # stubs end now, and that is no fault
+        self._command(b"t")
+
+    def kill(self) -> None:
+        """End the server and its stubs at once; returns before they are gone. May be called in a signal handler."""
+        if self._watch is not None:
+            self._watch.stop()
+        self._command(b"k")
+
+    def drain(self, on_wait: Callable[[str], None] | None = None) -> bool:
+        """Let running requests finish, up to ``exit_timeout``, and end the server; return whether none was cut off.
+
+        Args:
+            on_wait: called whenever that changes with what the server still waits for.
+        """
+        return draining.drain(self, on_wait)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait until the server has ended and all is cleaned up; return its exit code, ``None`` if the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended, timeout)
+        return self.returncode
+
+    def close(self) -> None:
+        """End the server at once if it runs, and wait until nothing of it is left; may be called again."""
+        if self._keeper is None:
+            return
+        self.kill()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+        if self._watch is not None:
+            self._watch.close()
+
+    def __enter__(self) -> Self:
+        return self.start() if self._keeper is None else self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- threads of this object ----
+
+    def _command(self, letter: bytes) -> None:
+        if self._keeper is not None and self._keeper.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it has ended
+                # Not through the buffer, whose lock a signal handler must not take twice.
+                os.write(self._keeper.stdin.fileno(), letter)
+
+    def _read_log(self, pipe: IO[bytes], log: IO[str] | None) -> None:
+        """Read the server's log until the last process that writes to it is gone."""
+        with contextlib.ExitStack() as files:
+            files.enter_context(pipe)
+            if log is not None:
+                files.enter_context(log)
+            for raw in pipe:
+                line = parse_line(raw.decode(errors="replace"))
+                with self._changed:
+                    self._progress.feed(line)
+                    self._tail.append(line)
+                    self._changed.notify_all()
+                try:
+                    if log is not None:
+                        log.write(f"{line.raw}\n")
+                        log.flush()
+                    if self._on_line is not None:
+                        self._on_line(line)
+                except Exception:
+                    # A reader that stops would let the pipe fill up and block the server.
+                    _logger.exception("a line of the server's log could not be handed on")
+
+    def _read_status(self, descriptor: int, reader: threading.Thread) -> None:
+        """Read what the keeper reports until it is gone, then make sure that nothing is left."""
+        assert self._keeper is not None
+        assert self._keeper.stdin is not None
+        assert self._layout is not None
+        code: int | None = None
+        with open(descriptor, encoding="ascii") as status:
+            for line in status:
+                word, _, number = line.strip().partition(" ")
+                if word == "pid":
+                    with self._changed:
+                        self._pid = int(number)
+                        self._changed.notify_all()
+                elif word == "exit":
+                    code = int(number)
+        self._keeper.wait()
+        if code is None:  # the keeper was killed, and the kernel has killed the server for that
+            end_stubs(self.shm_prefix)
+            keeper.remove_regions(self.shm_prefix)
+            self._layout.remove()
+        reader.join()
+        self._keeper.stdin.close()
+        if self._watch is not None:
+            self._watch.stop()
+        with self._changed:
+            self._returncode = -9 if code is None else code
+            self._ended = True
+            self._changed.notify_all()
+        if self._on_exit is not None:
+            self._on_exit()
+
+    def _stub_died(self, death: StubDeath) -> None:
+        with self._changed:
+            self.failure = f"{str(death)[0].upper()}{str(death)[1:]}; the server cannot answer its requests any more."
+        self._command(b"k")
+
+    def describe_exit(self) -> str:
+        """Say why the server ended, in words for the one who runs it."""
+        with self._changed:
+            return self._describe_exit()
+
+    def _describe_exit(self) -> str:
+        if self.failure is not None:
+            return self.failure
+        code = self._returncode
+        how = f"with exit code {code}" if code is not None and code >= 0 else f"by signal {-(code or 0)}"
+        if code == -9:
+            how += " (SIGKILL: someone ended it, or the kernel did because memory ran out)"
+        lines = [line for line in self._tail if line.is_error and line.is_readable] or list(self._tail)[-10:]
+        said = "".join(f"\n  {line.text}" for line in lines[-5:])
+        return f"The Triton server ended {how}.{' It said:' if said else ''}{said}"
+
+
+def _choose_addresses(host: str, http_port: int, grpc_port: int, metrics_port: int) -> Addresses:
+    """Check the ports that are given and find free ones for those that are 0."""
+    wanted = {"HTTP_PORT": http_port, "GRPC_PORT": grpc_port, "METRICS_PORT": metrics_port}
+    for variable, port in wanted.items():
+        if port:
+            check_port(host, port, variable)
+    free = iter(free_ports(host, sum(port == 0 for port in wanted.values())))
+    return Addresses(host, *(port or next(free) for port in wanted.values()))

@@ -1,0 +1,203 @@
+"""The metrics: their names, their meaning, and the one object that moves them.
+
+`METRICS` is the whole contract; a test freezes it and compares it with the table in the docs. Where the values go is a
+`MetricSink`: Triton's custom metrics in the server (`triton/metrics.py`), a plain dictionary in tests (`MemorySink`).
+All calls come from one thread at a time (the engine's delivery side), so a sink needs no lock of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from .timing import PHASES, RequestRecord
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One metric family; every family also has the label `model`.
+
+    Attributes:
+        labels: further label names.
+        buckets: upper bounds of a histogram, ascending, without infinity.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if list(self.buckets) != sorted(set(self.buckets)):
+            raise ValueError(f"{self.name}: buckets must ascend, each once")
+        if bool(self.buckets) != (self.kind == "histogram"):
+            raise ValueError(f"{self.name}: buckets are for histograms, which need them")
+
+
+REQUESTS_TOTAL = MetricSpec("diffusion_requests_total", "counter", "Requests ended, by outcome", ("outcome",))
+REQUESTS_RUNNING = MetricSpec("diffusion_requests_running", "gauge", "Requests being worked on")
+REQUESTS_WAITING = MetricSpec("diffusion_requests_waiting", "gauge", "Requests waiting in the engine's own queue")
+PHASE_SECONDS = {
+    phase: MetricSpec(f"diffusion_request_{phase}_seconds", "histogram", text, (), SECONDS)
+    for phase, text in zip(
+        PHASES,
+        (
+            "Time in the engine's own queue (Triton's queue comes before it)",
+            "Time from the start to the first denoiser call",
+            "Time from the first denoiser call to the end of the last step",
+            "Time from the last step to the finished result",
+        ),
+        strict=True,
+    )
+}
+REQUEST_SECONDS = MetricSpec(
+    "diffusion_request_duration_seconds",
+    "histogram",
+    "Time from entering the engine to the finished result",
+    (),
+    SECONDS,
+)
+FIRST_STEP_SECONDS = MetricSpec(
+    "diffusion_time_to_first_step_seconds",
+    "histogram",
+    "Time from entering the engine to the end of the first denoising step",
+    (),
+    SECONDS,
+)
+STEP_TIME = MetricSpec(
+    "diffusion_step_seconds",
+    "histogram",
+    "Time of one forward of the denoiser and of the scheduler steps of the requests in it",
+    (),
+    STEP_SECONDS,
+)
+BATCH_ROWS = MetricSpec("diffusion_batch_rows", "histogram", "Rows in one forward of the denoiser", (), ROWS)
+STEPS_TOTAL = MetricSpec("diffusion_steps_total", "counter", "Denoising steps done, over all requests")
+OUTPUTS_TOTAL = MetricSpec("diffusion_outputs_total", "counter", "Outputs made", ("modality",))
+SOLO_CALLS_TOTAL = MetricSpec(
+    "diffusion_solo_calls_total", "counter", "Denoiser calls that could not share a forward, by reason", ("reason",)
+)
+
+METRICS: tuple[MetricSpec, ...] = (
+    REQUESTS_TOTAL,
+    REQUESTS_RUNNING,
+    REQUESTS_WAITING,
+    *PHASE_SECONDS.values(),
+    REQUEST_SECONDS,
+    FIRST_STEP_SECONDS,
+    STEP_TIME,
+    BATCH_ROWS,
+    STEPS_TOTAL,
+    OUTPUTS_TOTAL,
+    SOLO_CALLS_TOTAL,
+)
+
+
+class MetricSink(Protocol):
+    """Where values go; called by one thread at a time."""
+
+    def add(self, spec: MetricSpec, labels: Mapping[str, str], amount: float) -> None:
+        """Add to a counter (`amount` >= 0) or a gauge."""
+
+    def observe(self, spec: MetricSpec, labels: Mapping[str, str], value: float) -> None:
+        """Put a value into a histogram."""
+
+
+class MemorySink:
+    """A sink that keeps exact values: `values[name, labels]` for counters and gauges, `samples[...]` for histograms."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[str, tuple[str, ...]], float] = defaultdict(float)
+        self.samples: dict[tuple[str, tuple[str, ...]], list[float]] = defaultdict(list)
+
+    def add(self, spec: MetricSpec, labels: Mapping[str, str], amount: float) -> None:
+        """See `MetricSink.add`."""
+        self.values[spec.name, tuple(labels.values())] += amount
+
+    def observe(self, spec: MetricSpec, labels: Mapping[str, str], value: float) -> None:
+        """See `MetricSink.observe`."""
+        self.samples[spec.name, tuple(labels.values())].append(value)
+
+
+class Telemetry:
+    """Turns what happens in an engine into metric values.
+
+    Called by the engine's delivery thread, by the threads that finish requests, and by callers whose waiting request is
+    refused or aborted; a lock makes each call whole, and no call is made while an engine lock is held.
+    """
+
+    def __init__(self, sink: MetricSink) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._gauges = {REQUESTS_RUNNING.name: 0, REQUESTS_WAITING.name: 0}
+
+    def _enter(self, spec: MetricSpec) -> None:
+        self._gauges[spec.name] += 1
+        self._sink.add(spec, {}, 1)
+
+    def _leave(self, spec: MetricSpec) -> None:
+        assert self._gauges[spec.name] > 0, f"{spec.name}: leave without enter"
+        self._gauges[spec.name] -= 1
+        self._sink.add(spec, {}, -1)
+
+    def waiting(self) -> None:
+        """A request entered the engine's queue."""
+        with self._lock:
+            self._enter(REQUESTS_WAITING)
+
+    def running(self) -> None:
+        """A waiting request was admitted."""
+        with self._lock:
+            self._leave(REQUESTS_WAITING)
+            self._enter(REQUESTS_RUNNING)
+
+    def rejected(self) -> None:
+        """A request was refused before it entered the queue."""
+        with self._lock:
+            self._sink.add(REQUESTS_TOTAL, {"outcome": "rejected"}, 1)
+
+    def ended(self, outcome: Literal["completed", "failed", "cancelled"], record: RequestRecord, *, ran: bool) -> None:
+        """A request ended; `ran` tells whether it had been admitted.
+
+        Histograms of times are filled by completed requests only: a failed one's times say nothing of the service.
+        """
+        with self._lock:
+            self._leave(REQUESTS_RUNNING if ran else REQUESTS_WAITING)
+            self._sink.add(REQUESTS_TOTAL, {"outcome": outcome}, 1)
+            if outcome != "completed":
+                return
+            seconds = record.seconds()
+            for phase, spec in PHASE_SECONDS.items():
+                self._sink.observe(spec, {}, seconds[phase])
+            self._sink.observe(REQUEST_SECONDS, {}, seconds["total"])
+            to_first = record.time_to_first_step()
+            if to_first is not None:
+                self._sink.observe(FIRST_STEP_SECONDS, {}, to_first)
+
+    def outputs(self, modality: str, count: int) -> None:
+        """`count` outputs of one modality were made."""
+        with self._lock:
+            self._sink.add(OUTPUTS_TOTAL, {"modality": modality}, count)
+
+    def forward(self, rows: int, seconds: float, steps: int) -> None:
+        """One joint forward of `rows` rows took `seconds`, and `steps` denoising steps came out of it."""
+        with self._lock:
+            self._sink.observe(BATCH_ROWS, {}, rows)
+            self._sink.observe(STEP_TIME, {}, seconds)
+            if steps:
+                self._sink.add(STEPS_TOTAL, {}, steps)
+
+    def solo(self, reason: str) -> None:
+        """A denoiser call could not share a forward, for `reason`."""
+        with self._lock:
+            self._sink.add(SOLO_CALLS_TOTAL, {"reason": reason}, 1)

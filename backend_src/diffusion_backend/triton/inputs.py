@@ -1,0 +1,141 @@
+"""From the tensors of a Triton request to a `DiffusionRequest` and what its answer is to look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidArgumentError
+from ..media import OutputFormat
+from ..request import DiffusionRequest, resolve_seeds
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A request and how to answer it.
+
+    Attributes:
+        output_format: of the result and of previews.
+        progress: whether STEP events are sent.
+    """
+
+    request: DiffusionRequest
+    output_format: OutputFormat
+    progress: bool
+
+
+def parse(
+    request_id: str, tensors: Mapping[str, NDArray[Any]], *, defaults: Mapping[str, Any], timeout_s: float | None
+) -> ParsedRequest:
+    """Read the inputs of a request.
+
+    Args:
+        request_id: unique among the live requests.
+        tensors: each input that was given, of shape (B, 1) for B prompts. `prompt`, `negative_prompt` and `seed` hold
+            for each prompt; the other inputs must be the same for all.
+        defaults: values of inputs that are left out, by name.
+        timeout_s: the request's timeout, or None.
+
+    Raises:
+        InvalidArgumentError: naming the input.
+    """
+    reader = _Reader(tensors, defaults)
+    if "prompt" not in tensors:
+        raise InvalidArgumentError("prompt", "it is missing; it is the one input that every request needs")
+    prompt = reader.texts("prompt")
+    extra_args, scheduler = _extra_args(reader.text("extra_args"))
+    num_outputs = reader.integer("num_outputs_per_prompt")
+    num_outputs = 1 if num_outputs is None else num_outputs
+    if not 1 <= num_outputs <= 4096:  # before seeds are made; the model's own limit is checked later
+        raise InvalidArgumentError("num_outputs_per_prompt", f"{num_outputs} is not allowed; it must be at least 1")
+    base: list[int | None] = [None] * len(prompt)
+    if "seed" in tensors:
+        base = [int(seed) for seed in tensors["seed"].reshape(-1)]
+    request = DiffusionRequest(
+        request_id=request_id,
+        prompt=prompt,
+        seeds=resolve_seeds(base, num_outputs),
+        negative_prompt=reader.texts("negative_prompt") if "negative_prompt" in tensors else None,
+        num_inference_steps=reader.integer("num_inference_steps"),
+        guidance_scale=reader.number("guidance_scale"),
+        height=reader.integer("height"),
+        width=reader.integer("width"),
+        num_frames=reader.integer("num_frames"),
+        num_outputs_per_prompt=num_outputs,
+        preview_interval=reader.integer("preview_interval") or 0,
+        timeout_s=timeout_s,
+        scheduler=scheduler,
+        extra_args=extra_args,
+    )
+    progress = reader.one("progress")
+    return ParsedRequest(request, OutputFormat.parse(reader.text("output_format")), progress is None or bool(progress))
+
+
+class _Reader:
+    """Typed access to the inputs; one that was not given is its default, or None."""
+
+    def __init__(self, tensors: Mapping[str, NDArray[Any]], defaults: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+        self._defaults = defaults
+
+    def one(self, name: str) -> Any:
+        """Return the value that an input has for all prompts."""
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            return self._defaults.get(name)
+        values = tensor.reshape(-1)
+        if values.size == 0:
+            raise InvalidArgumentError(name, "it is empty")
+        if any(value != values[0] and value == value for value in values[1:]):
+            raise InvalidArgumentError(name, "it must be the same for all prompts of a request")
+        return values[0]
+
+    def integer(self, name: str) -> int | None:
+        value = self.one(name)
+        return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        value = self.one(name)
+        # The shortest decimal that gives this float32, so that 3.3 is echoed as 3.3.
+        return None if value is None else float(str(np.float32(value)))
+
+    def text(self, name: str) -> str | None:
+        value = self.one(name)
+        return None if value is None else _decode(name, value)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        values = tuple(_decode(name, value) for value in self._tensors[name].reshape(-1))
+        if not values:
+            raise InvalidArgumentError(name, "it is empty")
+        return values
+
+
+def _decode(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(name, f"it is not UTF-8 (byte {error.start})") from None
+
+
+def _extra_args(text: str | None) -> tuple[dict[str, Any], str | None]:
+    """Return the further arguments, and the scheduler's name if it is among them."""
+    if text is None or not text.strip():
+        return {}, None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidArgumentError("extra_args", f"it is not JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise InvalidArgumentError("extra_args", f"it must be a JSON object, not {type(value).__name__}")
+    scheduler = value.pop("scheduler", None)
+    if scheduler is not None and not isinstance(scheduler, str):
+        raise InvalidArgumentError("extra_args", "'scheduler' must be the name of a scheduler's class")
+    return value, scheduler

@@ -1,0 +1,119 @@
+"""The answers to one request of the streaming model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from ..media import OutputFormat
+from ..request import DiffusionOutput, DiffusionResult, Event, EventKind
+from .errors import to_triton
+
+log = logging.getLogger(__name__)
+
+
+class ResponseStream:
+    """Sends events as responses; exactly one has the FINAL flag, whatever happens.
+
+    The engine calls `on_event` and `finalize` from its delivery threads; `fail` is for the thread of `execute`, for a
+    request that was never submitted.
+
+    Args:
+        sender: Triton's response sender of the request.
+        requested: names of the outputs that the client asked for; empty for all.
+        abort: gives the request up, when its client is found to be gone.
+    """
+
+    def __init__(
+        self,
+        sender: Any,
+        *,
+        output_format: OutputFormat,
+        progress: bool,
+        requested: frozenset[str],
+        abort: Callable[[], None],
+    ) -> None:
+        self._sender = sender
+        self._format = output_format
+        self._progress = progress
+        self._requested = requested
+        self._abort = abort
+
+    def finalize(self, output: DiffusionOutput) -> list[bytes] | None:
+        """Encode the output; the engine counts this as postprocessing."""
+        return None if self._format.is_raw else self._format.encode(output)
+
+    def on_event(self, event: Event) -> None:
+        """Send what the client is to know of an event."""
+        if event.kind is EventKind.FINISHED:
+            assert event.result is not None
+            self._send(self._final_tensors(event, event.result), final=True)
+        elif event.kind.is_final:
+            assert event.error is not None
+            fail(self._sender, event.error)
+        elif event.kind is EventKind.STEP:
+            # Triton tells of a cancelled request only when asked; once a step is what an abort can act on.
+            if self._sender.is_cancelled():
+                self._abort()
+            elif self._progress:
+                self._send(_event_tensors(event))
+        elif event.kind is EventKind.PREVIEW:
+            assert event.preview is not None
+            self._send(_event_tensors(event) + self._picture_tensors(event.preview, None))
+
+    def _final_tensors(self, event: Event, result: DiffusionResult) -> list[Any]:
+        output = result.output
+        tensors = _event_tensors(event)
+        if output.images is not None:
+            tensors += self._picture_tensors(output.images, result.payload)
+        if output.video is not None:
+            tensors.append(pb_utils.Tensor("video", output.video))
+        tensors.append(pb_utils.Tensor("seeds", np.array(result.seeds, dtype=np.int64)))
+        tensors.append(_text("metrics", json.dumps(result.record.as_dict())))
+        return tensors
+
+    def _picture_tensors(self, images: NDArray[np.uint8], encoded: list[bytes] | None) -> list[Any]:
+        tensors = []
+        if self._format.is_raw or "images" in self._requested:
+            tensors.append(pb_utils.Tensor("images", images))
+        if not self._format.is_raw:
+            files = encoded if encoded is not None else self._format.encode_images(images)
+            tensors.append(pb_utils.Tensor("encoded", np.array(files, dtype=np.object_)))
+        return tensors
+
+    def _send(self, tensors: list[Any], *, final: bool = False) -> None:
+        response = pb_utils.InferenceResponse(output_tensors=tensors)
+        try:
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        except Exception as error:
+            if not final:
+                raise
+            # The result could not be handed over (no shared memory for it, say): the client is told, not left waiting.
+            fail(self._sender, error)
+
+
+def fail(sender: Any, error: Exception) -> None:
+    """Send an error as the final response."""
+    response = pb_utils.InferenceResponse(output_tensors=[], error=to_triton(error))
+    try:
+        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception:
+        log.exception("an error could not be sent")
+
+
+def _event_tensors(event: Event) -> list[Any]:
+    tensors = [_text("event", event.kind.value)]
+    if event.num_steps:
+        tensors.append(pb_utils.Tensor("step", np.array([event.step], dtype=np.int32)))
+        tensors.append(pb_utils.Tensor("num_steps", np.array([event.num_steps], dtype=np.int32)))
+    return tensors
+
+
+def _text(name: str, text: str) -> Any:
+    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))

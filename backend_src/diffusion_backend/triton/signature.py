@@ -1,0 +1,99 @@
+"""The inputs and outputs of every model, and the completion of its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_BATCH_SIZE = 16
+"""Most prompts in one request."""
+
+MAX_QUEUE_SIZE = 1024
+"""Requests that wait in Triton's queue, for each priority level; a generous backstop."""
+
+DEFAULT_TIMEOUT_MICROSECONDS = 3_600_000_000
+"""How long a request may wait in Triton's queue. It must not be 0, or the timeouts of requests would not act."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One input or output; `dims` are without the batch dimension, -1 for any size."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+    optional: bool = True
+
+    def as_config(self, *, is_input: bool) -> dict[str, Any]:
+        """Return it as an entry of the model configuration."""
+        entry: dict[str, Any] = {"name": self.name, "data_type": f"TYPE_{self.data_type}", "dims": list(self.dims)}
+        if is_input and self.optional:
+            entry["optional"] = True
+        return entry
+
+
+INPUTS = (
+    TensorSpec("prompt", "STRING", optional=False),
+    TensorSpec("negative_prompt", "STRING"),
+    TensorSpec("num_inference_steps", "INT32"),
+    TensorSpec("guidance_scale", "FP32"),
+    TensorSpec("height", "INT32"),
+    TensorSpec("width", "INT32"),
+    TensorSpec("num_frames", "INT32"),
+    TensorSpec("num_outputs_per_prompt", "INT32"),
+    TensorSpec("seed", "INT64"),
+    TensorSpec("output_format", "STRING"),
+    TensorSpec("extra_args", "STRING"),
+)
+
+STREAM_INPUTS = (
+    TensorSpec("preview_interval", "INT32"),
+    TensorSpec("progress", "BOOL"),
+)
+"""Inputs that only the streaming model has."""
+
+OUTPUTS = (
+    TensorSpec("images", "UINT8", (-1, -1, 3)),
+    TensorSpec("video", "UINT8", (-1, -1, -1, 3)),
+    TensorSpec("frame_rate", "FP32"),
+    TensorSpec("encoded", "STRING"),
+    TensorSpec("seeds", "INT64"),
+    TensorSpec("metrics", "STRING"),
+)
+
+STREAM_OUTPUTS = (
+    TensorSpec("event", "STRING"),
+    TensorSpec("step", "INT32"),
+    TensorSpec("num_steps", "INT32"),
+)
+"""Outputs that only the streaming model has."""
+
+
+def complete(config: Any, *, decoupled: bool) -> Any:
+    """Fill in what a model's config.pbtxt leaves out: inputs, outputs, policy and batching.
+
+    Called by Triton in a process of its own before the model is loaded.
+
+    Args:
+        config: Triton's `ModelConfig` of the Python backend.
+        decoupled: whether the model streams.
+
+    Returns:
+        The same object.
+    """
+    existing: Mapping[str, Any] = config.as_dict()
+    have_inputs = {entry["name"] for entry in existing.get("input", [])}
+    have_outputs = {entry["name"] for entry in existing.get("output", [])}
+    for spec in INPUTS + (STREAM_INPUTS if decoupled else ()):
+        if spec.name not in have_inputs:
+            config.add_input(spec.as_config(is_input=True))
+    for spec in OUTPUTS + (STREAM_OUTPUTS if decoupled else ()):
+        if spec.name not in have_outputs:
+            config.add_output(spec.as_config(is_input=False))
+    if not existing.get("max_batch_size"):
+        config.set_max_batch_size(MAX_BATCH_SIZE)
+    config.set_model_transaction_policy({"decoupled": decoupled})
+    if not existing.get("dynamic_batching"):
+        config.set_dynamic_batching()
+    return config

@@ -1,0 +1,212 @@
+"""The unary twin: one request, one response, for clients that cannot stream (HTTP infer, `/generate`).
+
+Triton refuses such calls to a decoupled model, so this ordinary model passes each request on to the streaming one over
+gRPC on loopback, many at a time, from one asyncio thread. It holds nothing itself: queue, limits and metrics are the
+streaming model's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from ..config import UnaryConfig
+from ..errors import DiffusionError
+from . import signature
+from .logs import configure_logging
+from .responses import fail
+
+log = logging.getLogger(__name__)
+
+CANCEL_CHECK_S = 0.2
+"""How often Triton is asked which calls in flight were cancelled; it has no way to tell by itself."""
+
+_MAX_MESSAGE_BYTES = 2**31 - 1
+
+_CODES = {
+    "StatusCode.INVALID_ARGUMENT": "INVALID_ARG",
+    "StatusCode.UNAVAILABLE": "UNAVAILABLE",
+    "StatusCode.CANCELLED": "CANCELLED",
+    "StatusCode.NOT_FOUND": "NOT_FOUND",
+    "StatusCode.UNIMPLEMENTED": "UNSUPPORTED",
+}
+
+
+class UnaryModel:
+    """A default-mode `TritonPythonModel` that passes requests on to the streaming model of the same server."""
+
+    @staticmethod
+    def auto_complete_config(auto_complete_model_config: Any) -> Any:
+        """Fill in what config.pbtxt leaves out; called by Triton in a process of its own."""
+        return signature.complete(auto_complete_model_config, decoupled=False)
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Start the thread that holds the connection."""
+        configure_logging(pb_utils.Logger)
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        try:
+            config = UnaryConfig.from_parameters({name: entry["string_value"] for name, entry in parameters.items()})
+        except DiffusionError as error:
+            raise pb_utils.TritonModelException(error.message) from None
+        self._stream_model = config.stream_model or args["model_name"].removesuffix("_unary")
+        if self._stream_model == args["model_name"]:
+            raise pb_utils.TritonModelException(
+                "parameter 'stream_model' is missing: name the streaming model, or call this one NAME_unary"
+            )
+        endpoint = config.grpc_endpoint or os.environ.get("DIFFUSION_GRPC_ENDPOINT") or "127.0.0.1:8001"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="diffusion-unary", daemon=True)
+        self._thread.start()
+        self._forwarder = asyncio.run_coroutine_threadsafe(
+            _Forwarder.make(endpoint, self._stream_model), self._loop
+        ).result()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hand the requests to the asyncio thread; the answers are sent from there."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                timeout_us = request.timeout()
+                tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                wanted = list(request.requested_output_names())
+                work = self._forwarder.forward(sender, request.request_id(), tensors, wanted, timeout_us)
+                asyncio.run_coroutine_threadsafe(work, self._loop)
+            except Exception as error:
+                fail(sender, error)
+
+    def finalize(self) -> None:
+        """Close the connection and end the thread."""
+        if hasattr(self, "_forwarder"):
+            asyncio.run_coroutine_threadsafe(self._forwarder.close(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+class _Forwarder:
+    """Passes calls on; lives on the asyncio thread."""
+
+    def __init__(self, client: Any, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._in_flight: dict[asyncio.Task[None], Any] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def make(cls, endpoint: str, model: str) -> _Forwarder:
+        """Open the connection; made on the loop that it is used on."""
+        import tritonclient.grpc.aio as grpc
+
+        options = [
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+        ]
+        return cls(grpc.InferenceServerClient(endpoint, channel_args=options), model)
+
+    async def close(self) -> None:
+        """Give up what is in flight and close the connection."""
+        for task in list(self._in_flight):
+            task.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await self._client.close()
+
+    async def forward(
+        self, sender: Any, request_id: str, tensors: dict[str, NDArray[Any]], wanted: list[str], timeout_us: int
+    ) -> None:
+        """Pass one call on and send its one response."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._in_flight[task] = sender
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        try:
+            try:
+                outputs = await self._call(request_id, tensors, wanted, timeout_us)
+            except asyncio.CancelledError:
+                _send_error(sender, "CANCELLED", "the request was cancelled")
+                return
+            except Exception as error:
+                _send_error(sender, *_explain(error))
+                return
+            response = pb_utils.InferenceResponse(output_tensors=outputs)
+            await asyncio.to_thread(sender.send, response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:
+            fail(sender, error)
+        finally:
+            del self._in_flight[task]
+
+    async def _call(
+        self, request_id: str, tensors: dict[str, NDArray[Any]], wanted: list[str], timeout_us: int
+    ) -> list[Any]:
+        import tritonclient.grpc.aio as grpc
+        from tritonclient.utils import np_to_triton_dtype
+
+        rows = len(tensors["prompt"]) if "prompt" in tensors else 1
+        inputs = []
+        for name, value in {**tensors, "progress": np.zeros((rows, 1), dtype=bool)}.items():
+            tensor = grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+            tensor.set_data_from_numpy(value)
+            inputs.append(tensor)
+        call = {
+            "model_name": self._model,
+            "inputs": inputs,
+            "outputs": [grpc.InferRequestedOutput(name) for name in wanted] or None,
+            "request_id": request_id,
+            "timeout": timeout_us or None,
+        }
+
+        async def one() -> Any:
+            yield call
+
+        # With this header a stream ends with the status code of an error instead of its text alone.
+        stream = self._client.stream_infer(one(), headers={"triton_grpc_error": "true"})
+        outputs: list[Any] = []
+        try:
+            async for result, error in stream:
+                if error is not None:
+                    raise error
+                outputs = [
+                    pb_utils.Tensor(output.name, result.as_numpy(output.name))
+                    for output in result.get_response().outputs
+                    if output.name in _UNARY_OUTPUTS
+                ]
+                break
+        finally:
+            stream.cancel()
+        return outputs
+
+    async def _watch(self) -> None:
+        """Ask which calls were cancelled while there are any in flight."""
+        while self._in_flight:
+            await asyncio.sleep(CANCEL_CHECK_S)
+            for task, sender in list(self._in_flight.items()):
+                if sender.is_cancelled():
+                    task.cancel()
+        self._watching = None
+
+
+_UNARY_OUTPUTS = frozenset(spec.name for spec in signature.OUTPUTS)
+
+
+def _explain(error: Exception) -> tuple[str, str]:
+    """Return the code and the text of an error that the streaming model answered with."""
+    status = getattr(error, "status", None)
+    message = getattr(error, "message", None)
+    if callable(status) and callable(message):
+        return _CODES.get(str(status()), "INTERNAL"), str(message())
+    log.error("a call could not be passed on", exc_info=error)
+    return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has the details"
+
+
+def _send_error(sender: Any, code: str, message: str) -> None:
+    error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+    sender.send(
+        pb_utils.InferenceResponse(output_tensors=[], error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    )
