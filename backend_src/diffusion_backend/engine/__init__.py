@@ -1,4 +1,4 @@
-"""The engine: who runs when (`scheduler`), the loop (`engine`), what it drives (`executor`), what a caller has (`handle`).
+"""The engine: who runs when (`scheduler`), the loop (`engine`), what it drives (`executor`), its handles (`handle`).
 
 Nothing here imports torch, diffusers or Triton.
 """

@@ -373,9 +373,12 @@ class DiffusionEngine:
             self._tell(handle, final)
             return
         handle.record.finished = now()
-        for modality in output.modalities:
-            self._telemetry.outputs(modality, request.num_outputs)
-        self._telemetry.ended("completed", handle.record, ran=True)
+        try:
+            for modality in output.modalities:
+                self._telemetry.outputs(modality, request.num_outputs)
+            self._telemetry.ended("completed", handle.record, ran=True)
+        except Exception:  # a broken metric sink must not keep the result from its caller
+            log.exception("a metric could not be written")
         result = DiffusionResult(output, request.seeds, handle.record, payload)
         with self._lock:
             self._forget(request.request_id, State.FINISHED)

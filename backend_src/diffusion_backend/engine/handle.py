@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from ..timing import RequestRecord
 
 if TYPE_CHECKING:
     from .engine import DiffusionEngine
+
+log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
 Finalize = Callable[[DiffusionOutput], Any]
@@ -39,7 +42,8 @@ class RequestHandle:
         self._engine = engine
         self._on_event = on_event
         self._changed = threading.Condition()
-        self._events: list[Event] = []
+        self._events: list[Event] = []  # not yet taken by `events`, or not yet passed to `on_event`
+        self._passing = False  # whether a thread is calling `on_event`
         self._final: Event | None = None
 
     def result(self, timeout: float | None = None) -> DiffusionResult:
@@ -101,9 +105,26 @@ class RequestHandle:
                 return False
             if event.kind.is_final:
                 self._final = event
-            if self._on_event is None:
-                self._events.append(event)
+            self._events.append(event)
             self._changed.notify_all()
-        if self._on_event is not None:
-            self._on_event(event)
+            if self._on_event is None or self._passing:
+                return True  # the thread that is passing events on takes this one too
+            self._passing = True
+        self._pass_on(self._on_event)
         return True
+
+    def _pass_on(self, on_event: OnEvent) -> None:
+        """Call `on_event` with what is kept, one by one and in order, whichever threads deliver meanwhile.
+
+        A function that raises is logged: the threads that deliver (one keeps all deadlines) must go on.
+        """
+        while True:
+            with self._changed:
+                if not self._events:
+                    self._passing = False
+                    return
+                event = self._events.pop(0)
+            try:
+                on_event(event)
+            except Exception:
+                log.exception("the on_event function of request %s failed", self.request.request_id)

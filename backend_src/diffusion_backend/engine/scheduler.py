@@ -199,7 +199,10 @@ class Scheduler:
         """Return the ids of live requests whose deadline is not after `now`; each is returned once."""
         expired = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
-            expired.append(heapq.heappop(self._deadlines)[1])
+            request_id = heapq.heappop(self._deadlines)[1]
+            entry = self._waiting.get(request_id) or self._running[request_id]
+            entry.deadline = None  # so that neither an older entry of the heap nor its rebuilding brings it back
+            expired.append(request_id)
         return expired
 
     def live(self) -> Iterable[str]:

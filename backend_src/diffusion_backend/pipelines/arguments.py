@@ -173,6 +173,8 @@ def call_arguments(request: DiffusionRequest, arguments: frozenset[str], output_
         value = getattr(request, name)
         if value is not None:
             call[name] = value
+    if "prompt" not in arguments and "batch_size" in arguments:
+        call["batch_size"] = request.num_outputs  # an unconditional pipeline
     if request.num_outputs_per_prompt > 1:
         call[next(n for n in OUTPUTS_PER_PROMPT if n in arguments)] = request.num_outputs_per_prompt
     return {name: value for name, value in call.items() if name in arguments}

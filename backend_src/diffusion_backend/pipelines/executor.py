@@ -7,7 +7,6 @@ chooses which parked calls run next; `execute` runs them and resumes each greenl
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +19,12 @@ from ..errors import DiffusionError, InvalidArgumentError, OutOfMemoryError, Pip
 from ..request import DiffusionOutput, DiffusionRequest, Event, EventKind
 from ..timing import now
 from .arguments import call_arguments, signature_of
+from .audio import sample_rate_of
 from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
 from .outputs import to_output
 from .previews import decode_preview
-from .reference import request_scheduler
+from .reference import own_copy
 from .step_meter import StepMeter
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class PipelineExecutor:
         self._capabilities = capabilities
         self._output_type = output_type
         self._arguments = frozenset(signature_of(pipeline))
+        self._sample_rate = sample_rate_of(pipeline)
         self._active: dict[str, _Active] = {}
         self._mode = torch.inference_mode()
 
@@ -92,18 +93,16 @@ class PipelineExecutor:
 
     def add_req(self, request: DiffusionRequest) -> None:
         """Prepare the request's own copy of the pipeline, and the greenlet that will call it."""
-        own = copy.copy(self.pipeline)
+        own = own_copy(self.pipeline, request.scheduler)
         active = _Active(request, own, RequestGreenlet(self._call), _params(request, self._capabilities))
-        scheduler = getattr(self.pipeline, "scheduler", None)
+        scheduler = getattr(own, "scheduler", None)
         if scheduler is not None:
-            scheduler = request_scheduler(scheduler, request.scheduler)
             active.params["scheduler"] = type(scheduler).__name__
             active.meter = StepMeter(
                 scheduler,
                 lambda meter: self._on_step(active, meter),
                 keep_sample=request.preview_interval > 0,
             )
-            own.__dict__["scheduler"] = scheduler  # past the pipeline's __setattr__, which writes its shared config
         self._active[request.request_id] = active
 
     def execute(self, kind: WorkKind, request_ids: Sequence[str]) -> list[Report]:
@@ -147,7 +146,8 @@ class PipelineExecutor:
     def _call(self, active: _Active) -> DiffusionOutput:
         """Run in the greenlet: the whole of a request."""
         arguments = call_arguments(active.request, self._arguments, self._output_type)
-        return to_output(active.pipeline(**arguments))
+        raw = active.pipeline(**arguments)
+        return to_output(raw, sample_rate=self._sample_rate, frame_rate=_frame_rate(active))
 
     def _on_step(self, active: _Active, meter: StepMeter) -> None:
         """Note a step; called in the greenlet, by the request's scheduler."""
@@ -211,6 +211,16 @@ class PipelineExecutor:
         return PipelineError(error, request_id=request_id, where=f"after {step} steps")
 
 
+def _frame_rate(active: _Active) -> float | None:
+    """Return the frames a second that the request asked for, or that the pipeline takes by default."""
+    for name in ("frame_rate", "fps"):
+        default = signature_of(active.pipeline)[name].default if name in signature_of(active.pipeline) else None
+        rate = active.request.extra_args.get(name, default)
+        if isinstance(rate, int | float) and not isinstance(rate, bool):
+            return float(rate)
+    return None
+
+
 def run_calls(calls: Sequence[Call]) -> list[Any]:
     """Run parked calls of equal keys, as one if they are several; return each one's output or what it raised.
 
@@ -227,8 +237,7 @@ def run_calls(calls: Sequence[Call]) -> list[Any]:
         return point.run_joint(calls)
     except LayoutError as error:
         log.warning("%s: joint forwards are given up: %s", point.name, error)
-        point.layouts.clear()
-        point.solo_reason = error.reason
+        point.disabled = error.reason
     except Exception as error:
         if is_out_of_memory(error):
             log.warning("%s: out of memory with %d calls at once; trying halves", point.name, len(calls))

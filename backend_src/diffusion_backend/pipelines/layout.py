@@ -145,6 +145,57 @@ def _learn_tensor(one: torch.Tensor, two: Any, each: bool, where: str) -> Rule:
     raise LayoutError("axis", f"{where} has the shape {tuple(one.shape)}, then {tuple(two.shape)}")
 
 
+def guess(value: Any, *, items: bool) -> Rule:
+    """Return a rule for a call of which no double is known, from its sizes alone; it must pass a check before use.
+
+    The rows are the first axis of the first tensor of three or more dimensions. Every tensor whose first axis is a
+    multiple of them is taken to have its rows there.
+
+    Args:
+        value: the arguments or the output of a call.
+        items: whether lists and tuples with as many items as rows hold one item a row.
+
+    Raises:
+        LayoutError: there is no such tensor.
+    """
+    sizes = [t.shape[0] for t in tensors(value) if t.ndim >= (1 if items else 3)]
+    if not sizes or sizes[0] == 0:
+        raise LayoutError("no_batch_axis", "no argument has rows")
+    return _guess(value, len(_first_items(value)) if items else sizes[0], items)
+
+
+def _first_items(value: Any) -> list[Any] | tuple[Any, ...]:
+    """Return the first list or tuple of tensors in a value."""
+    if isinstance(value, list | tuple) and value and all(isinstance(item, torch.Tensor) for item in value):
+        return value
+    for _, part in _parts(value) or ():
+        try:
+            return _first_items(part)
+        except LayoutError:
+            continue
+    raise LayoutError("no_batch_axis", "no argument is a list of tensors")
+
+
+def _guess(value: Any, rows: int, items: bool) -> Rule:
+    if isinstance(value, torch.Tensor):
+        size = value.shape[0] if value.ndim else 0
+        # One row divides everything, so there only the size itself tells.
+        belongs = size == rows or (rows > 1 and size > 0 and size % rows == 0)
+        if belongs and not (items and value.ndim > 1):
+            return Rows(0, value.ndim)
+        return Each(value.ndim) if value.numel() == 1 and value.ndim <= 1 else Shared(value.ndim)
+    parts = _parts(value)
+    if parts is None:
+        return Constant()
+    if items and isinstance(value, list | tuple) and len(parts) == rows and _is_tensors(value):
+        return Items(type(value))
+    return Fields(type(value), tuple(name for name, _ in parts), tuple(_guess(v, rows, items) for _, v in parts))
+
+
+def _is_tensors(value: Any) -> bool:
+    return all(isinstance(item, torch.Tensor) for item in value)
+
+
 def has_rows(rule: Rule) -> bool:
     """Whether anything in the rule depends on the number of rows."""
     if isinstance(rule, Fields):

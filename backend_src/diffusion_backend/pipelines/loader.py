@@ -40,8 +40,7 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
             pipeline,
             step_batching=config.step_batching != "off",
             tolerance=config.self_check_tolerance,
-            height=height,
-            width=width,
+            params={} if height is None else {"height": height, "width": width},
         )
     except Exception as error:
         raise ModelLoadError(f"{type(pipeline).__name__} was loaded, but a first run failed: {error}") from error

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import greenlet
-import torch
 
 from ..engine.executor import WorkKind
 from . import layout
+from .equality import largest_difference, tolerance_of
 from .layout import LayoutError, Rule
 
 log = logging.getLogger(__name__)
@@ -58,19 +58,35 @@ class CallLayout:
 class MeetingPoint:
     """One shared function: a denoiser's `forward`, or a decoder's `decode`.
 
+    A shape of call is first *unknown*, then *guessed* when it is first seen, and *learned* or *rejected* by a check.
+    The probe does so at load; what it has not seen is tried out when two such calls of equal keys first meet.
+
     Attributes:
         name: of the pipeline's component.
         kind: FORWARD calls may be merged; DECODE calls run one by one, but in turn with everybody's forwards.
         original: the function as it was.
-        layouts: of the shapes of call that passed the self-check.
-        solo_reason: why no calls are merged at all, or None.
+        layouts: learned: they passed the check.
+        guesses: rules for arguments, not checked yet.
+        rejected: rules for arguments that failed, each with a short word why.
+        disabled: why no calls are merged at all, or None.
+        tolerance: of the check; None for that of the output's dtype.
     """
 
     name: str
     kind: WorkKind
     original: Callable[..., Any]
     layouts: list[CallLayout] = field(default_factory=list)
-    solo_reason: str | None = None
+    guesses: list[Rule] = field(default_factory=list)
+    rejected: list[tuple[Rule, str]] = field(default_factory=list)
+    disabled: str | None = None
+    tolerance: float | None = None
+
+    @property
+    def solo_reason(self) -> str | None:
+        """Why no call is merged, as far as is known; None if some are."""
+        if self.disabled is not None or self.layouts:
+            return self.disabled
+        return self.rejected[0][1] if self.rejected else "unknown_call"
 
     def install(self, owner: Any, attribute: str) -> None:
         """Put the meeting point in the place of `owner.attribute`, with the same signature."""
@@ -87,22 +103,38 @@ class MeetingPoint:
 
     def find_layout(self, call: Call) -> CallLayout | None:
         """Return the layout for this shape of call, or None if it was not learned."""
-        for known in self.layouts:
-            if layout.matches(known.arguments, call.arguments):
-                return known
-        return None
+        return next((known for known in self.layouts if layout.matches(known.arguments, call.arguments)), None)
 
     def describe(self, call: Call) -> tuple[Hashable, int, str | None]:
         """Return the key by which the call may be merged, its rows, and the reason if it must run by itself."""
+        alone = (self.name, id(call))
+        if self.disabled is not None:
+            return alone, 1, self.disabled
         known = self.find_layout(call)
-        if known is None:
-            return (self.name, id(call)), 1, self.solo_reason or "unknown_call"
+        rule = known.arguments if known is not None else self._find_guess(call)
+        if not isinstance(rule, str):
+            try:
+                rows = layout.count_rows(rule, call.arguments)
+                return (self.name, id(rule), layout.key(rule, call.arguments, rows)), rows, None
+            except (TypeError, ZeroDivisionError) as error:  # an argument that cannot be hashed; a batch of nothing
+                log.debug("%s: a call cannot be merged: %s", self.name, error)
+                rule = "argument"
+        return alone, 1, rule
+
+    def _find_guess(self, call: Call) -> Rule | str:
+        """Return a rule for an unknown shape of call, or why it must run by itself."""
+        for rule, reason in self.rejected:
+            if layout.matches(rule, call.arguments):
+                return reason
+        for rule in self.guesses:
+            if layout.matches(rule, call.arguments):
+                return rule
         try:
-            rows = layout.count_rows(known.arguments, call.arguments)
-            return (self.name, id(known), layout.key(known.arguments, call.arguments, rows)), rows, None
-        except (TypeError, ZeroDivisionError) as error:  # an argument that cannot be hashed; a batch of nothing
-            log.debug("%s: call cannot be merged: %s", self.name, error)
-            return (self.name, id(call)), 1, "argument"
+            rule = layout.guess(call.arguments, items=False)
+        except LayoutError:
+            return "unknown_call"
+        self.guesses.append(rule)
+        return rule
 
     def run_one(self, call: Call) -> Any:
         """Run one call as it is."""
@@ -111,13 +143,47 @@ class MeetingPoint:
     def run_joint(self, calls: Sequence[Call]) -> list[Any]:
         """Run calls of equal keys as one; return the output of each.
 
+        Calls of a guessed shape run by themselves this once, and the guess is tried on them.
+
         Raises:
             LayoutError: the output does not divide into the rows that went in.
             Exception: what the module raised.
         """
         known = self.find_layout(calls[0])
-        assert known is not None
-        return run_merged(known, self.original, calls)
+        if known is not None:
+            return run_merged(known, self.original, calls)
+        outputs = [self.run_one(call) for call in calls]
+        guessed = next(rule for rule in self.guesses if layout.matches(rule, calls[0].arguments))
+        self.guesses = [rule for rule in self.guesses if rule is not guessed]
+        try:
+            candidate = CallLayout(guessed, layout.guess(outputs[0], items=False))
+            difference = self.try_out(candidate, calls, outputs)
+        except Exception as error:
+            log.info("%s: a call of a new shape cannot be merged: %s", self.name, error)
+            difference = float("inf")
+        self.settle(candidate if difference <= self.limit(outputs[0]) else None, guessed, "self_check")
+        return outputs
+
+    def try_out(self, candidate: CallLayout, calls: Sequence[Call], outputs: Sequence[Any]) -> float:
+        """Merge calls by a candidate; return the largest difference from what they gave alone.
+
+        Raises:
+            Exception: what the merged call raised.
+        """
+        merged = run_merged(candidate, self.original, calls)
+        return max(largest_difference(alone, part) for alone, part in zip(outputs, merged, strict=True))
+
+    def limit(self, output: Any) -> float:
+        """Return the difference that the check allows for an output like this."""
+        return self.tolerance if self.tolerance is not None else tolerance_of(output)
+
+    def settle(self, learned: CallLayout | None, rule: Rule, reason: str) -> None:
+        """Keep a layout that passed, or remember that calls of this shape run by themselves."""
+        if learned is not None:
+            self.layouts.append(learned)
+        else:
+            log.warning("%s: calls of one shape run one by one (%s)", self.name, reason)
+            self.rejected.append((rule, reason))
 
 
 def run_merged(known: CallLayout, function: Callable[..., Any], calls: Sequence[Call]) -> list[Any]:
@@ -129,26 +195,3 @@ def run_merged(known: CallLayout, function: Callable[..., Any], calls: Sequence[
     if not layout.matches(known.output, output):
         raise LayoutError("output", "the merged call's output has another structure")
     return layout.split(known.output, output, rows)
-
-
-def largest_difference(one: Any, two: Any) -> float:
-    """Return the largest difference of two outputs relative to the larger of 1 and their largest value.
-
-    Infinite if the structures differ; places where both are NaN count as equal.
-    """
-    worst = 0.0
-    pairs = list(zip(layout.tensors(one), layout.tensors(two), strict=False))
-    if len(pairs) != len(list(layout.tensors(one))) or len(pairs) != len(list(layout.tensors(two))):
-        return float("inf")
-    for a, b in pairs:
-        if a.shape != b.shape:
-            return float("inf")
-        if a.numel() == 0:
-            continue
-        a, b = a.detach().to(torch.float64), b.detach().to(torch.float64)
-        both_nan = torch.isnan(a) & torch.isnan(b)
-        difference = torch.where(both_nan, 0.0, (a - b).abs())
-        scale = max(1.0, float(torch.where(both_nan, 0.0, a.abs()).max()))
-        largest = float(difference.max()) / scale
-        worst = max(worst, largest) if largest == largest else float("inf")
-    return worst

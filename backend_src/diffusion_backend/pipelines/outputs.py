@@ -10,24 +10,43 @@ from numpy.typing import NDArray
 
 from ..errors import PipelineError
 from ..request import DiffusionOutput
+from .audio import _extract_audio_slice
 
 
-def to_output(raw: Any) -> DiffusionOutput:
+def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | None = None) -> DiffusionOutput:
     """Return the output of a pipeline's call as arrays.
 
     Args:
-        raw: the `diffusers` output object, with `images` or `frames`; pictures may be tensors (n, C, H, W) or videos
-            (n, F, C, H, W), floats in [0, 1], or arrays with the channels last, or lists of PIL pictures.
+        raw: the `diffusers` output object, with `images`, `frames` or `audios`, or `frames` and `audio`; pictures may
+            be tensors (n, C, H, W) or videos (n, F, C, H, W), floats in [0, 1], or arrays with the channels last, or
+            lists of PIL pictures; for sound see `_extract_audio_slice`.
+        sample_rate: of the sound, in Hz.
+        frame_rate: of the video, in frames a second.
 
     Raises:
-        PipelineError: the output has neither.
+        PipelineError: the output has none of them.
     """
-    images, frames = getattr(raw, "images", None), getattr(raw, "frames", None)
-    if images is not None:
-        return DiffusionOutput(images=to_uint8(images, ndim=4))
-    if frames is not None:
-        return DiffusionOutput(video=to_uint8(frames, ndim=5))
-    raise PipelineError(TypeError(f"an output of type {type(raw).__name__} has no images and no frames"))
+    images = _first(raw, "images", "image")
+    frames = _first(raw, "frames", "videos", "video")
+    sound = _first(raw, "audios", "audio")
+    if images is None and frames is None and sound is None:
+        raise PipelineError(TypeError(f"an output of type {type(raw).__name__} has no images, frames or audios"))
+    audio = None
+    if sound is not None:
+        # The length of a list or batch is the number of outputs; a single sound is one.
+        count = len(sound) if np.ndim(sound[0]) > 0 else 1
+        audio = _extract_audio_slice(sound, 0, count)
+    return DiffusionOutput(
+        images=None if images is None else to_uint8(images, ndim=4),
+        video=None if frames is None else to_uint8(frames, ndim=5),
+        audio=audio,
+        sample_rate=None if audio is None else sample_rate,
+        frame_rate=None if frames is None else frame_rate,
+    )
+
+
+def _first(raw: Any, *names: str) -> Any:
+    return next((value for name in names if (value := getattr(raw, name, None)) is not None), None)
 
 
 def to_uint8(pictures: Any, *, ndim: int) -> NDArray[np.uint8]:
@@ -37,14 +56,20 @@ def to_uint8(pictures: Any, *, ndim: int) -> NDArray[np.uint8]:
         pictures: as in `to_output`.
         ndim: of the result: 4 (n, H, W, C), or 5 (n, F, H, W, C).
     """
+    if isinstance(pictures, list | tuple) and pictures and isinstance(pictures[0], torch.Tensor):
+        pictures = torch.stack(list(pictures))
     if isinstance(pictures, torch.Tensor):
-        # Converted on the device: a quarter of the bytes cross to the host.
-        scaled = (pictures.float().clamp(0, 1) * 255).round().to(torch.uint8)
-        array = scaled.movedim(-3, -1).contiguous().cpu().numpy()
+        if not pictures.is_floating_point():
+            array = pictures.to(torch.uint8).cpu().numpy()
+        else:
+            # Converted on the device: a quarter of the bytes cross to the host.
+            scaled = (pictures.float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+            channels_last = pictures.shape[-1] in (1, 3, 4) and pictures.shape[-3] not in (1, 3, 4)
+            array = (scaled if channels_last else scaled.movedim(-3, -1)).contiguous().cpu().numpy()
     else:
         array = np.asarray(_stack(pictures))
         if array.dtype != np.uint8:
-            array = (array.clip(0, 1) * 255).round().astype(np.uint8)
+            array = (np.nan_to_num(array, nan=0.0).clip(0, 1) * 255).round().astype(np.uint8)
     if array.ndim == ndim - 1:
         array = array[None] if ndim == 5 else array[..., None]
     if array.shape[-1] == 1:

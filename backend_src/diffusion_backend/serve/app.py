@@ -93,16 +93,21 @@ class App:
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Callable[[Sequence[str], float], None]]:
         """Yield a function that shows how far the loading is: a line that renews itself on a terminal, else few."""
+        what = starting = "starting the Triton server"
         status: Status | None = None
         if self._console.is_terminal:
-            status = self._console.status("starting the Triton server")
+            status = self._console.status(starting)
             status.start()
         told: list[str] = []
 
         def tell(loading: Sequence[str], elapsed: float) -> None:
             if self._signals:
                 raise _StopWaitingError
-            what = f"loading {', '.join(loading)}" if loading else "starting the Triton server"
+            nonlocal what
+            if loading:
+                what = f"loading {', '.join(loading)}"
+            elif what != starting:
+                what = "opening the endpoints"
             if status is not None:
                 status.update(f"{escape(what)} ({elapsed:.0f} s)")
             elif what not in told:

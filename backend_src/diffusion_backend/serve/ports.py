@@ -78,7 +78,12 @@ def _user(port: int) -> str:
     """Name the process that listens on ``port``, where the system tells."""
     try:
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
+            if (
+                connection.status == psutil.CONN_LISTEN
+                and connection.laddr
+                and connection.laddr.port == port
+                and connection.pid
+            ):
                 return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     except (psutil.Error, OSError):
         pass

@@ -189,6 +189,8 @@ class StubWatch:
     def _judge(self, stub: Stub) -> StubDeath | None:
         """Tell a stub that died from one that the server has ended because its model was unloaded."""
         status = _exit_status(stub.pid)
+        if _is_dead(self._server):
+            return None  # it took the stub with it, and that is told elsewhere
         if self._steady:
             return StubDeath(stub, status)
         deadline = time.monotonic() + _REAP_S

@@ -43,15 +43,16 @@ class StreamingModel:
             raise pb_utils.TritonModelException(error.message) from None
 
     def _load(self, args: dict[str, str]) -> None:
-        # Late, so that completing the configuration does not wait for torch.
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        config = ModelConfig.from_parameters({name: entry["string_value"] for name, entry in parameters.items()})
+
+        # Late, so that neither completing the configuration nor refusing a wrong one waits for torch.
         from ..engine import DiffusionEngine, EngineConfig
         from ..pipelines.arguments import Limits
         from ..pipelines.loader import load
         from ..telemetry import Telemetry
         from .metrics import TritonSink
 
-        parameters = json.loads(args["model_config"]).get("parameters", {})
-        config = ModelConfig.from_parameters({name: entry["string_value"] for name, entry in parameters.items()})
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         executor = load(config, device=device, base=Path(args["model_repository"]))

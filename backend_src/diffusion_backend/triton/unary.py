@@ -39,6 +39,8 @@ _CODES = {
     "StatusCode.UNIMPLEMENTED": "UNSUPPORTED",
 }
 
+_QUEUE_FULL = "Exceeds maximum queue size"
+
 
 class UnaryModel:
     """A default-mode `TritonPythonModel` that passes requests on to the streaming model of the same server."""
@@ -197,10 +199,14 @@ _UNARY_OUTPUTS = frozenset(spec.name for spec in signature.OUTPUTS)
 
 def _explain(error: Exception) -> tuple[str, str]:
     """Return the code and the text of an error that the streaming model answered with."""
-    status = getattr(error, "status", None)
-    message = getattr(error, "message", None)
+    # The client's own errors have a status and a message; those that end a stream are gRPC's, with a code and details.
+    status = getattr(error, "status", None) or getattr(error, "code", None)
+    message = getattr(error, "message", None) or getattr(error, "details", None)
     if callable(status) and callable(message):
-        return _CODES.get(str(status()), "INTERNAL"), str(message())
+        text = str(message())
+        # What Triton refuses before it queues comes on a stream without a status.
+        code = "UNAVAILABLE" if text.endswith(_QUEUE_FULL) else _CODES.get(str(status()), "INTERNAL")
+        return code, text
     log.error("a call could not be passed on", exc_info=error)
     return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has the details"
 
