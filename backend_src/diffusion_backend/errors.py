@@ -24,7 +24,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_PATH = re.compile(r"(?<![\w/.:])(?:~|\.{1,2})?(?:/[\w.\-+@]+){2,}/?")
+_PATH = re.compile(r"(?:\bfile://|(?<![\w/.]))(?:~|\.{1,2})?(?:/[\w.\-+@]+){2,}/?")
 
 
 def without_paths(text: str) -> str:

@@ -70,7 +70,7 @@ class DiffusionEngine:
         self._telemetry = telemetry or Telemetry(MemorySink())
         self._capabilities = executor.capabilities
         self._scheduler = Scheduler(
-            max_num_seqs=self.config.max_num_seqs,
+            max_num_seqs=1 if self._capabilities.exclusive else self.config.max_num_seqs,
             max_batch_rows=self.config.max_batch_rows,
             max_waiting=self.config.max_waiting,
         )

@@ -72,6 +72,7 @@ class Capabilities:
         schedulers: class names of the schedulers that may be asked for.
         supports_previews: whether PREVIEW events can be made.
         joint: for each meeting point, None if its calls are batched, else the reason why not.
+        exclusive: whether a call changes the shared modules, so that only one request can run at a time.
         rows_per_output: most rows of the denoiser that one output needs (2 with classifier-free guidance).
     """
 
@@ -83,6 +84,7 @@ class Capabilities:
     schedulers: tuple[str, ...] = ()
     supports_previews: bool = False
     joint: dict[str, str | None] = field(default_factory=dict)
+    exclusive: bool = False
     rows_per_output: int = 1
 
     @property

@@ -131,9 +131,8 @@ class PipelineExecutor:
 
     def _dummy_run(self, height: int | None, width: int | None) -> None:
         """Run one step of one request of this size."""
-        request = DiffusionRequest.make(
-            "", seed=0, request_id="warm-up", num_inference_steps=1, height=height, width=width
-        )
+        # With an id of its own: other requests may be under way.
+        request = DiffusionRequest.make("", seed=0, num_inference_steps=1, height=height, width=width)
         self.add_req(request)
         report = self.execute(WorkKind.START, [request.request_id])[0]
         while report.work is not None:
@@ -233,20 +232,23 @@ def run_calls(calls: Sequence[Call]) -> list[Any]:
         except Exception as error:
             return [_Raised(error)]
     point = calls[0].point
+    halve = False
     try:
         return point.run_joint(calls)
     except LayoutError as error:
         log.warning("%s: joint forwards are given up: %s", point.name, error)
         point.disabled = error.reason
     except Exception as error:
-        if is_out_of_memory(error):
+        halve = is_out_of_memory(error)
+        if halve:
             log.warning("%s: out of memory with %d calls at once; trying halves", point.name, len(calls))
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            middle = len(calls) // 2
-            return run_calls(calls[:middle]) + run_calls(calls[middle:])
-        log.warning("%s: a joint forward failed (%s); trying its calls one by one", point.name, error)
-    return [output for call in calls for output in run_calls([call])]
+        else:
+            log.warning("%s: a joint forward failed (%s); trying its calls one by one", point.name, error)
+    # Not inside the except clause: until it is left, the exception keeps alive what the failed forward had allocated.
+    if halve and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    size = (len(calls) + 1) // 2 if halve else 1
+    return [output for i in range(0, len(calls), size) for output in run_calls(calls[i : i + size])]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from .arguments import OUTPUTS_PER_PROMPT, call_arguments, defaults_of, signatur
 from .dummy import offers
 from .layout import LayoutError
 from .meeting_point import Call, CallLayout, MeetingPoint, RequestGreenlet
+from .module_state import differs, snapshot
 from .outputs import to_output
 from .previews import can_preview
 from .reference import own_copy
@@ -85,12 +86,10 @@ def prepare(
     points = install(pipeline)
     with torch.inference_mode():
         runner = _first_run(pipeline, dict(params or {}), inputs)
-        if not step_batching:
-            for point in points:
-                point.disabled = "disabled"
-        else:
-            for point in points:
-                point.tolerance = tolerance
+        for point in points:
+            point.tolerance = tolerance
+            point.disabled = "module_state" if runner.changes_modules else None if step_batching else "disabled"
+        if step_batching and not runner.changes_modules:
             _learn_all(runner, points)
     rows = 1
     for recorded in runner.first_calls:
@@ -109,6 +108,7 @@ def prepare(
         size_multiple=_size_multiple(pipeline),
         schedulers=tuple(sorted(names)),
         supports_previews=can_preview(pipeline),
+        exclusive=runner.changes_modules,
         joint={point.name: point.solo_reason for point in points},
         rows_per_output=rows,
     )
@@ -139,6 +139,7 @@ class ProbeRunner:
         output_type: that the pipeline is called with.
         modalities: that came out of the first run.
         first_calls: the denoiser calls of the first run.
+        changes_modules: whether a call changes the modules that all requests share.
     """
 
     pipeline: Any
@@ -148,9 +149,17 @@ class ProbeRunner:
     output_type: str = "pt"
     modalities: tuple[str, ...] = ()
     first_calls: list[Recorded] = field(default_factory=list)
+    changes_modules: bool = False
 
     def run(
-        self, num_prompts: int, seed: int, *, num_outputs: int = 1, num_pictures: int | None = None, **params: Any
+        self,
+        num_prompts: int,
+        seed: int,
+        *,
+        num_outputs: int = 1,
+        num_pictures: int | None = None,
+        on_call: Callable[[], None] | None = None,
+        **params: Any,
     ) -> tuple[Any, list[Recorded]]:
         """Run once; return the raw output and the denoiser calls.
 
@@ -159,6 +168,7 @@ class ProbeRunner:
             seed: of the first item; the others follow.
             num_outputs: outputs a prompt.
             num_pictures: pictures for the items; as many as prompts by default.
+            on_call: called at each denoiser call.
             params: further plain arguments.
         """
         wanted = {"num_inference_steps": _STEPS, **self.params, **params}
@@ -173,16 +183,20 @@ class ProbeRunner:
             extra_args={**usable, **self.inputs(items)},
             **own,
         )
-        return record(self.pipeline, call_arguments(request, self.arguments, self.output_type))
+        return record(self.pipeline, call_arguments(request, self.arguments, self.output_type), on_call)
 
 
-def record(pipeline: Any, keywords: dict[str, Any]) -> tuple[Any, list[Recorded]]:
+def record(
+    pipeline: Any, keywords: dict[str, Any], on_call: Callable[[], None] | None = None
+) -> tuple[Any, list[Recorded]]:
     """Run a pipeline's call on a copy with schedulers of its own; return its output and its denoiser calls."""
     calls: list[Recorded] = []
 
     def run(call: Call) -> Any:
         if call.point.kind is not WorkKind.FORWARD:
             return call.point.run_one(call)
+        if on_call is not None:
+            on_call()
         kept = Call(call.point, *layout.map_tensors(torch.Tensor.clone, call.arguments))
         output = call.point.run_one(call)
         calls.append(Recorded(kept, layout.map_tensors(torch.Tensor.clone, output)))
@@ -205,6 +219,16 @@ def drive(task: RequestGreenlet, run: Callable[[Call], Any]) -> Any:
     return outcome
 
 
+def _module_watch(runner: ProbeRunner) -> Callable[[], None]:
+    """Return a function that compares the modules, in the middle of a call, with those of now."""
+    before = snapshot(runner.pipeline)
+
+    def look() -> None:
+        runner.changes_modules = runner.changes_modules or differs(before, snapshot(runner.pipeline))
+
+    return look
+
+
 def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None) -> ProbeRunner:
     """Find inputs and an output type with which the pipeline runs. Few inputs, and tensors, are preferred."""
     parameters = signature_of(pipeline)
@@ -217,7 +241,7 @@ def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None)
         for output_type in ("pt", "np", "pil"):
             runner = ProbeRunner(pipeline, frozenset(parameters), params, maker, output_type)
             try:
-                raw, runner.first_calls = runner.run(1, 1)
+                raw, runner.first_calls = runner.run(1, 1, on_call=_module_watch(runner))
                 runner.modalities = to_output(raw).modalities
                 return runner
             except Exception as error:

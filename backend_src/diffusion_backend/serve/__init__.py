@@ -7,6 +7,7 @@ and benchmarks. Nothing here runs inside the server.
     command    the server's command line
     ports      are the ports free
     keeper     the process between launcher and server that cleans up
+    process    the server's process: its keeper, its log, its end
     server     the server as an object
     endpoints  what a running server says of itself
     log        the server's log, made readable

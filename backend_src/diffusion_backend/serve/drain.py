@@ -1,8 +1,8 @@
 """End a server so that running requests finish, and see it out where it does not leave by itself.
 
 Two things keep a server of this release from exiting though it has nothing left to do: a connection or a stream that a
-client keeps open, and a request that it refused on a stream that ended. So whether it has drained is judged from
-outside: its metrics say that no request runs or waits, or no client is connected any more.
+client keeps open, and a request that it refused on a stream. So whether it has drained is judged from outside: its
+metrics say that no request runs or waits or, where its models have no such gauges, no client is connected any more.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ UNLOADED_S = 2.0
 OVERTIME_S = 5.0
 """How long after its exit time-out a server that should have ended by itself is ended."""
 
+SETTLED_S = 1.0
+"""For how long a server must have been idle for its end to have cut off nothing: one that gives up on a request closes
+its connections, too, and exits at once."""
+
 _POLL_S = 0.25
 
 
@@ -43,52 +47,67 @@ def drain(server: TritonServer, on_wait: Callable[[str], None] | None = None) ->
     if not server.is_running:
         return True
     server.terminate()
-    deadline = time.monotonic() + server.exit_timeout + OVERTIME_S
-    idle_since: float | None = None
-    unloaded_since: float | None = None
+    idle = _Span()
+    unloaded = _Span()
     told = ""
+    deadline = time.monotonic() + server.exit_timeout + OVERTIME_S
     while server.wait(_POLL_S) is None:
-        now = time.monotonic()
-        waits_for = _pending(server)
-        idle_since = (idle_since or now) if waits_for is None else None
-        unloaded_since = (unloaded_since or now) if server.is_unloaded else None
-        if waits_for is not None and waits_for != told and on_wait is not None:
-            on_wait(waits_for)
-            told = waits_for
-        if now - (idle_since or now) > IDLE_S or now - (unloaded_since or now) > UNLOADED_S:
+        unloaded.note(server.is_unloaded)
+        pending = _look(server)
+        idle.note(None if pending is None else not pending)
+        if pending and pending != told and on_wait is not None:
+            on_wait(pending)
+            told = pending
+        if idle.lasted > IDLE_S or unloaded.lasted > UNLOADED_S:
             if on_wait is not None:
                 on_wait("nothing: all requests are answered, but the server does not exit, so it is ended")
             server.kill()
             server.wait()
-        elif now > deadline:
+        elif time.monotonic() > deadline:
             server.kill()
             server.wait()
     server.close()
-    return idle_since is not None or server.returncode == 0
+    return server.returncode == 0 or server.is_unloaded or idle.lasted >= SETTLED_S
 
 
-def _pending(server: TritonServer) -> str | None:
-    """Say what the server still works on; ``None`` if that is nothing."""
+class _Span:
+    """For how long something has been seen to hold, without a look that said otherwise."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self.lasted = 0.0
+
+    def note(self, holds: bool | None) -> None:
+        """Take note of one look; ``None`` is one that told nothing."""
+        if holds is None:
+            return
+        now = time.monotonic()
+        self._since = (self._since or now) if holds else None
+        self.lasted = now - self._since if self._since is not None else 0.0
+
+
+def _look(server: TritonServer) -> str | None:
+    """Say what the server still works on: "" for nothing, ``None`` if that cannot be told now."""
     if server.is_unloaded:
-        return None  # a model is unloaded only after its last request
+        return ""  # a model is unloaded only after its last request
     work = endpoints.read_work(server.addresses.local_host, server.addresses.metrics_port)
-    if work is not None and work.is_idle:
+    if work is None:
         return None
+    if work.complete:
+        return "" if work.is_idle else f"requests: {work}"
     clients = _count_clients(server)
-    if clients == 0:
+    if clients is None:
         return None
-    if work is not None and work.complete:
-        return f"requests: {work}"
-    return f"clients that are connected: {clients}" if clients else "running requests"
+    return f"clients that are connected: {clients}" if clients else ""
 
 
 def _count_clients(server: TritonServer) -> int | None:
     """Count the connections to the HTTP and gRPC ports that the server's own stubs do not hold.
 
-    Returns ``None`` where the system does not tell.
+    Returns ``None`` where the system does not tell, or the server is gone.
     """
     if server.pid is None:
-        return 0
+        return None
     ports = {server.addresses.http_port, server.addresses.grpc_port}
     try:
         peers = {
@@ -98,8 +117,6 @@ def _count_clients(server: TritonServer) -> int | None:
         }
         for pid in server.stub_pids():
             peers -= {connection.laddr for connection in psutil.Process(pid).net_connections("tcp")}
-    except psutil.NoSuchProcess:
-        return 0
     except (psutil.Error, OSError):
         return None
     return len(peers)

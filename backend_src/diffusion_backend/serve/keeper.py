@@ -4,7 +4,7 @@ It starts the server, adopts every orphan that the server or its stubs leave, an
 Then it removes the server's shared memory and temporary folder. If the launcher dies, even by kill -9, its end of the
 pipe on standard input closes and the keeper ends the server. If the keeper dies, the kernel ends the server.
 
-Run as a file by ``server.py``, isolated and without site packages so that it starts at once: standard library only.
+Run as a file by ``process.py``, isolated and without site packages so that it starts at once: standard library only.
 
     python -I -S keeper.py STATUS_FD SHM_PREFIX REMOVE_DIR COMMAND...
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     code = _keep(server, wake)
     _sweep()
     remove_regions(prefix)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     _tell(status_fd, f"exit {code}")
     return 0
 
@@ -57,6 +57,11 @@ def remove_regions(prefix: str) -> None:
             if name.startswith(prefix):
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join("/dev/shm", name))
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a temporary folder, whatever of it is there."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _keep(server: int, wake: int) -> int:

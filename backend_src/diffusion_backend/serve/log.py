@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 _PREFIX = re.compile(r"^(?P<level>[IWEF])\d{4} [\d:.]+ +\d+ (?P<source>[^ :\]]+):\d+\] ?(?P<text>.*)$")
@@ -108,6 +108,16 @@ def first_line(reason: str) -> str:
     """
     head = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
     return re.sub(r"^(Internal|Invalid argument|Unavailable|Not found|Unsupported|Unknown|Already exists): ", "", head)
+
+
+def explain_end(lines: Sequence[LogLine]) -> list[str]:
+    """Return the few lines of a log that tell best why the server ended."""
+    usage = next((n for n, line in enumerate(lines) if line.raw.startswith("Usage: tritonserver")), None)
+    if usage is not None:  # it did not like an argument, which it says before or after four hundred lines of help
+        said = lines[:usage] or [line for line in lines[-5:] if line.raw.strip()][-2:]
+    else:
+        said = [line for line in lines if line.is_error and line.is_readable][-5:] or lines[-10:]
+    return [line.text for line in said]
 
 
 def _unquoted(text: str) -> str:

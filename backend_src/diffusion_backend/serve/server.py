@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import logging
 import os
-import subprocess
-import sys
-import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from diffusion_backend.serve import drain as draining
-from diffusion_backend.serve import endpoints, keeper
+from diffusion_backend.serve import endpoints
 from diffusion_backend.serve.command import Addresses, build_command, check_extra, check_repository, control_mode
 from diffusion_backend.serve.endpoints import ModelState
 from diffusion_backend.serve.errors import LoadError, ReadyTimeoutError, ServeError, ServerExitError
-from diffusion_backend.serve.layout import Layout, make_layout
-from diffusion_backend.serve.log import LineCallback, LoadProgress, LogLine, first_line, parse_line
+from diffusion_backend.serve.layout import make_layout
+from diffusion_backend.serve.log import LineCallback, LoadProgress, LogLine, explain_end, first_line
 from diffusion_backend.serve.ports import check_port, free_ports
-from diffusion_backend.serve.watch import StubDeath, StubWatch, end_stubs, find_stubs
+from diffusion_backend.serve.process import ServerProcess
+from diffusion_backend.serve.watch import StubDeath, StubWatch, find_stubs
 
 _POLL_S = 0.2
-_START_S = 30.0
-_TAIL_LINES = 200
-_logger = logging.getLogger(__name__)
 
 
 class TritonServer:
@@ -84,17 +76,9 @@ class TritonServer:
         self._watch_stubs = watch_stubs
         self._steady = control_mode(self._extra_args) == "none"
 
-        self._changed = threading.Condition()  # guards what follows
         self._progress = LoadProgress()
-        self._tail: deque[LogLine] = deque(maxlen=_TAIL_LINES)
-        self._pid: int | None = None
-        self._returncode: int | None = None
-        self._ended = False
-
-        self._keeper: subprocess.Popen[bytes] | None = None
-        self._layout: Layout | None = None
+        self._process: ServerProcess | None = None
         self._watch: StubWatch | None = None
-        self._threads: list[threading.Thread] = []
 
     # ---- starting ----
 
@@ -105,60 +89,36 @@ class TritonServer:
             SetupError: if this machine or this Python cannot run the server.
             RepositoryError, ArgumentError, PortError: if an argument is wrong or a port is taken.
         """
-        if self._keeper is not None:
+        if self._process is not None:
             raise ServeError("This server has been started before. Make a new TritonServer.")
         check_extra(self._extra_args)
         check_repository(self.model_repository)
         self._addresses = _choose_addresses(*self._wanted)
-        self._layout = make_layout()
-        try:
-            self._spawn(self._layout, self._addresses)
-        except BaseException:
-            self._layout.remove()
-            raise
-        with self._changed:
-            self._changed.wait_for(lambda: self._pid is not None or self._ended, _START_S)
-        return self
-
-    def _spawn(self, layout: Layout, addresses: Addresses) -> None:
+        layout = make_layout()
         command = build_command(
             layout.binary,
             layout.backend_dir,
             self.model_repository,
-            addresses,
+            self._addresses,
             shm_prefix=self.shm_prefix,
             exit_timeout=self.exit_timeout,
             log_verbose=self._log_verbose,
             extra_args=self._extra_args,
         )
-        interpreter = (sys.executable, "-I", "-S")
-        log = open(self._log_file, "a", encoding="utf-8") if self._log_file is not None else None  # noqa: SIM115
-        status_read, status_write = os.pipe()
         try:
-            self._keeper = subprocess.Popen(
-                [*interpreter, keeper.__file__, str(status_write), self.shm_prefix, str(layout.root), *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+            self._process = ServerProcess(
+                command,
                 env=layout.environment(self._env),
-                pass_fds=(status_write,),
-                start_new_session=True,  # the terminal's Ctrl-C reaches the launcher only
+                shm_prefix=self.shm_prefix,
+                folder=layout.root,
+                log_file=self._log_file,
+                on_line=self._take_line,
+                on_end=self._take_end,
             )
         except BaseException:
-            os.close(status_read)
-            if log is not None:
-                log.close()
+            layout.remove()
             raise
-        finally:
-            os.close(status_write)
-        assert self._keeper.stdout is not None
-        reader = threading.Thread(
-            target=self._read_log, args=(self._keeper.stdout, log), name="server-log", daemon=True
-        )
-        status = threading.Thread(target=self._read_status, args=(status_read, reader), name="server-exit", daemon=True)
-        self._threads = [reader, status]
-        for thread in self._threads:
-            thread.start()
+        return self
 
     def wait_ready(
         self,
@@ -181,11 +141,9 @@ class TritonServer:
         """
         begin = time.monotonic()
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ended, _POLL_S)
-                loading = tuple(self._progress.loading)
-                if self._ended:
-                    raise ServerExitError(self._describe_exit())
+            if self.wait(_POLL_S) is not None:
+                raise ServerExitError(self.describe_exit())
+            loading = tuple(self._progress.loading)
             if (models := self._ask_models()) is not None:
                 break
             elapsed = time.monotonic() - begin
@@ -258,17 +216,17 @@ class TritonServer:
     @property
     def pid(self) -> int | None:
         """Process id of tritonserver; ``None`` before the start."""
-        return self._pid
+        return self._process.pid if self._process is not None else None
 
     @property
     def returncode(self) -> int | None:
         """Exit code of tritonserver, minus the number of the signal that ended it; ``None`` while it runs."""
-        return self._returncode if self._ended else None
+        return self._process.returncode if self._process is not None else None
 
     @property
     def is_running(self) -> bool:
         """Whether the server has been started and anything of it still runs."""
-        return self._keeper is not None and not self._ended
+        return self._process is not None and self._process.returncode is None
 
     @property
     def is_unloaded(self) -> bool:
@@ -277,7 +235,7 @@ class TritonServer:
 
     def stub_pids(self) -> list[int]:
         """Return the process ids of the live stubs, one for each instance of a Python model."""
-        return [stub.pid for stub in find_stubs(self._pid)] if self._pid is not None and not self._ended else []
+        return [stub.pid for stub in find_stubs(self.pid)] if self.pid is not None and self.is_running else []
 
     def is_model_ready(self, model: str) -> bool:
         """Return whether the model takes requests."""
@@ -285,8 +243,19 @@ class TritonServer:
 
     def log_tail(self) -> list[str]:
         """Return the last lines of the server's log, as they came."""
-        with self._changed:
-            return [line.raw for line in self._tail]
+        return [line.raw for line in self._process.lines()] if self._process is not None else []
+
+    def describe_exit(self) -> str:
+        """Say why the server ended, in words for the one who runs it."""
+        if self.failure is not None:
+            return self.failure
+        code = self.returncode or 0
+        how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+        if code == -9:
+            how += " (SIGKILL: someone ended it, or the kernel did because memory ran out)"
+        lines = self._process.lines() if self._process is not None else []
+        said = "".join(f"\n  {text}" for text in explain_end(lines))
+        return f"The Triton server ended {how}.{' It said:' if said else ''}{said}"
 
     # ---- ending ----
 
@@ -294,13 +263,15 @@ class TritonServer:
         """Ask the server to finish what runs, to refuse what comes, and to exit; returns at once."""
         if self._watch is not None:
             self._watch.stop()  # stubs end now, and that is no fault
-        self._command(b"t")
+        if self._process is not None:
+            self._process.terminate()
 
     def kill(self) -> None:
         """End the server and its stubs at once; returns before they are gone. May be called in a signal handler."""
         if self._watch is not None:
             self._watch.stop()
-        self._command(b"k")
+        if self._process is not None:
+            self._process.kill()
 
     def drain(self, on_wait: Callable[[str], None] | None = None) -> bool:
         """Let running requests finish, up to ``exit_timeout``, and end the server; return whether none was cut off.
@@ -312,110 +283,42 @@ class TritonServer:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait until the server has ended and all is cleaned up; return its exit code, ``None`` if the time is up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended, timeout)
-        return self.returncode
+        return self._process.wait(timeout) if self._process is not None else None
 
     def close(self) -> None:
         """End the server at once if it runs, and wait until nothing of it is left; may be called again."""
-        if self._keeper is None:
-            return
-        self.kill()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        if self._process is not None:
+            self.kill()
+            self._process.join()
         if self._watch is not None:
             self._watch.close()
 
     def __enter__(self) -> Self:
-        return self.start() if self._keeper is None else self
+        return self.start() if self._process is None else self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
-    # ---- threads of this object ----
+    # ---- called by threads of this object ----
 
-    def _command(self, letter: bytes) -> None:
-        if self._keeper is not None and self._keeper.stdin is not None:
-            with contextlib.suppress(OSError, ValueError):  # it has ended
-                # Not through the buffer, whose lock a signal handler must not take twice.
-                os.write(self._keeper.stdin.fileno(), letter)
+    def _take_line(self, line: LogLine) -> None:
+        self._progress.feed(line)
+        if self._on_line is not None:
+            self._on_line(line)
 
-    def _read_log(self, pipe: IO[bytes], log: IO[str] | None) -> None:
-        """Read the server's log until the last process that writes to it is gone."""
-        with contextlib.ExitStack() as files:
-            files.enter_context(pipe)
-            if log is not None:
-                files.enter_context(log)
-            for raw in pipe:
-                line = parse_line(raw.decode(errors="replace"))
-                with self._changed:
-                    self._progress.feed(line)
-                    self._tail.append(line)
-                    self._changed.notify_all()
-                try:
-                    if log is not None:
-                        log.write(f"{line.raw}\n")
-                        log.flush()
-                    if self._on_line is not None:
-                        self._on_line(line)
-                except Exception:
-                    # A reader that stops would let the pipe fill up and block the server.
-                    _logger.exception("a line of the server's log could not be handed on")
-
-    def _read_status(self, descriptor: int, reader: threading.Thread) -> None:
-        """Read what the keeper reports until it is gone, then make sure that nothing is left."""
-        assert self._keeper is not None
-        assert self._keeper.stdin is not None
-        assert self._layout is not None
-        code: int | None = None
-        with open(descriptor, encoding="ascii") as status:
-            for line in status:
-                word, _, number = line.strip().partition(" ")
-                if word == "pid":
-                    with self._changed:
-                        self._pid = int(number)
-                        self._changed.notify_all()
-                elif word == "exit":
-                    code = int(number)
-        self._keeper.wait()
-        if code is None:  # the keeper was killed, and the kernel has killed the server for that
-            end_stubs(self.shm_prefix)
-            keeper.remove_regions(self.shm_prefix)
-            self._layout.remove()
-        reader.join()
-        self._keeper.stdin.close()
+    def _take_end(self) -> None:
         if self._watch is not None:
             self._watch.stop()
-        with self._changed:
-            self._returncode = -9 if code is None else code
-            self._ended = True
-            self._changed.notify_all()
         if self._on_exit is not None:
             self._on_exit()
 
     def _stub_died(self, death: StubDeath) -> None:
-        with self._changed:
-            self.failure = f"{str(death)[0].upper()}{str(death)[1:]}; the server cannot answer its requests any more."
-        self._command(b"k")
-
-    def describe_exit(self) -> str:
-        """Say why the server ended, in words for the one who runs it."""
-        with self._changed:
-            return self._describe_exit()
-
-    def _describe_exit(self) -> str:
-        if self.failure is not None:
-            return self.failure
-        code = self._returncode
-        how = f"with exit code {code}" if code is not None and code >= 0 else f"by signal {-(code or 0)}"
-        if code == -9:
-            how += " (SIGKILL: someone ended it, or the kernel did because memory ran out)"
-        lines = [line for line in self._tail if line.is_error and line.is_readable] or list(self._tail)[-10:]
-        said = "".join(f"\n  {line.text}" for line in lines[-5:])
-        return f"The Triton server ended {how}.{' It said:' if said else ''}{said}"
+        what = str(death)
+        self.failure = f"{what[0].upper()}{what[1:]}; the server cannot answer its requests any more."
+        if self._process is not None:
+            self._process.kill()
 
 
 def _choose_addresses(host: str, http_port: int, grpc_port: int, metrics_port: int) -> Addresses:

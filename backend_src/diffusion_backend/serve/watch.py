@@ -144,10 +144,12 @@ class StubWatch:
         self.stop()
         if self._thread.is_alive():
             self._thread.join()
-        for descriptor in (*self._pidfds, self._wake, self._notify):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        # A later stop() must not write to what another file has got for its number.
+        descriptors = {*self._pidfds, self._wake, self._notify} - {-1}
+        self._wake = self._notify = -1
         self._pidfds.clear()
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _run(self) -> None:
         while not self._is_stopped():
@@ -160,7 +162,9 @@ class StubWatch:
                 self._scan()
 
     def _is_stopped(self) -> bool:
-        return bool(select.select([self._wake], [], [], 0)[0])
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        return bool(poller.poll(0))
 
     def _scan(self) -> None:
         """Begin to watch the stubs that are new."""

@@ -43,7 +43,8 @@ class StreamingModel:
             raise pb_utils.TritonModelException(error.message) from None
 
     def _load(self, args: dict[str, str]) -> None:
-        parameters = json.loads(args["model_config"]).get("parameters", {})
+        model_config = json.loads(args["model_config"])
+        parameters = model_config.get("parameters", {})
         config = ModelConfig.from_parameters({name: entry["string_value"] for name, entry in parameters.items()})
 
         # Late, so that neither completing the configuration nor refusing a wrong one waits for torch.
@@ -57,6 +58,7 @@ class StreamingModel:
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         executor = load(config, device=device, base=Path(args["model_repository"]))
         self._config = config
+        self._output_names = frozenset(entry["name"] for entry in model_config["output"])
         self._limits = Limits(
             max_steps=config.max_steps,
             max_side=config.max_side,
@@ -115,11 +117,12 @@ class StreamingModel:
         except DiffusionError:
             self._engine.reject()
             raise
+        requested = frozenset(request.requested_output_names())  # Triton names all for a client that named none
         stream = ResponseStream(
             sender,
             output_format=parsed.output_format,
             progress=parsed.progress,
-            requested=frozenset(request.requested_output_names()),
+            requested=frozenset() if self._output_names <= requested else requested,
             abort=lambda: self._engine.abort(request_id),
         )
         self._engine.submit(parsed.request, on_event=stream.on_event, finalize=stream.finalize)

@@ -53,7 +53,9 @@ class UnaryModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Start the thread that holds the connection."""
         configure_logging(pb_utils.Logger)
-        parameters = json.loads(args["model_config"]).get("parameters", {})
+        model_config = json.loads(args["model_config"])
+        self._output_names = {entry["name"] for entry in model_config["output"]}
+        parameters = model_config.get("parameters", {})
         try:
             config = UnaryConfig.from_parameters({name: entry["string_value"] for name, entry in parameters.items()})
         except DiffusionError as error:
@@ -79,6 +81,8 @@ class UnaryModel:
                 timeout_us = request.timeout()
                 tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 wanted = list(request.requested_output_names())
+                if self._output_names <= set(wanted):
+                    wanted = []  # Triton names all for a client that named none
                 work = self._forwarder.forward(sender, request.request_id(), tensors, wanted, timeout_us)
                 asyncio.run_coroutine_threadsafe(work, self._loop)
             except Exception as error:

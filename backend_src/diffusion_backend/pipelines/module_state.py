@@ -1,0 +1,40 @@
+"""Notices pipelines whose call changes the modules that all requests share.
+
+Some pipelines put their own attention processors or hooks into the denoiser when they are called, and take them out
+when they return (perturbed-attention guidance does). Two such calls cannot be interleaved: the first to end would
+change the module under the other. They run one request at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Snapshot = dict[str, tuple[Any, ...]]
+
+
+def snapshot(pipeline: Any) -> Snapshot:
+    """Return what the behaviour of a pipeline's modules hangs on: their callables and hooks, not their numbers."""
+    state: Snapshot = {}
+    for component, module in pipeline.components.items():
+        if not isinstance(module, torch.nn.Module):
+            continue
+        for name, part in module.named_modules():
+            attributes = vars(part)
+            callables = (value for key, value in attributes.items() if key[0] != "_" and isinstance(value, Callable))  # type: ignore[arg-type]
+            hooks = (len(attributes.get(key, ())) for key in ("_forward_hooks", "_forward_pre_hooks"))
+            # The objects themselves are kept, so that none of their identities can be used again meanwhile.
+            state[f"{component}.{name}"] = (part, *callables, *hooks)
+    return state
+
+
+def differs(one: Snapshot, two: Snapshot) -> bool:
+    """Whether a module was given other callables or hooks between two snapshots."""
+    if one.keys() != two.keys():
+        return True
+    return any(
+        len(a) != len(b) or any(x is not y and not (isinstance(x, int) and x == y) for x, y in zip(a, b, strict=True))
+        for a, b in zip(one.values(), two.values(), strict=True)
+    )
