@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tests.support.families import Case, all_cases
 
-from .measure import TOLERANCE, Row, measure
+from .measure import TOLERANCE, Row, measure_by_name
 from .page import write_page
 
 console = Console()
@@ -77,11 +77,6 @@ def _measure_all(cases: list[Case], jobs: int) -> list[Row]:
             rows.append(future.result())
             progress.update(task, advance=1, description=rows[-1].pipeline[:40])
     return sorted(rows, key=lambda row: row.pipeline)
-
-
-def measure_by_name(pipeline: str) -> Row:
-    """Measure the class of this name; run in a process of the pool (a `Case` cannot be sent to one)."""
-    return measure(next(case for case in all_cases() if case.pipeline == pipeline))
 
 
 if __name__ == "__main__":

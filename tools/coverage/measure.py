@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from diffusion_backend.engine import DiffusionEngine, EngineConfig
 from diffusion_backend.pipelines.arguments import call_arguments, signature_of
 from diffusion_backend.pipelines.executor import PipelineExecutor
@@ -17,8 +18,7 @@ from diffusion_backend.pipelines.probe import prepare
 from diffusion_backend.pipelines.reference import own_copy
 from diffusion_backend.request import DiffusionOutput, DiffusionRequest
 from diffusion_backend.telemetry import MemorySink, Telemetry
-
-from tests.support.families import Case
+from tests.support.families import Case, all_cases
 
 PROMPTS = ("a red apple on a table", "a blue whale in a river", "a green frog on a leaf", "a white swan in a lake")
 
@@ -90,6 +90,11 @@ def measure(case: Case) -> Row:
     return Row(case.pipeline, case.modality, case.kind, verdict, reason, difference, share, rows, seconds)
 
 
+def measure_by_name(pipeline: str) -> Row:
+    """Measure the class of this name; run in a process of the pool (a `Case` cannot be sent to one)."""
+    return measure(next(case for case in all_cases() if case.pipeline == pipeline))
+
+
 def _measure(case: Case) -> tuple[str, str, float, float, float]:
     torch.manual_seed(0)
     pipeline = case.build()
@@ -100,7 +105,9 @@ def _measure(case: Case) -> tuple[str, str, float, float, float]:
     alone = [_run_bare(pipeline, request, arguments, output_type) for request in requests]
 
     def inputs(seeds: list[int]) -> dict[str, Any]:
-        made = [case.inputs(seed % 4) for seed in seeds]
+        # Plain values (a control mode) are the same in all runs of the probe: only what has rows is to differ.
+        plain = {name: value for name, value in case.inputs(1).items() if _is_plain(value)}
+        made = [{**case.inputs(seed % 4), **plain} for seed in seeds]
         if len(made) == 1:
             return made[0]
         return {name: _batch([m[name] for m in made]) for name in made[0]}
@@ -187,9 +194,13 @@ def _batch(values: list[Any]) -> Any:
     """Return the inputs of several prompts as one argument: tensors joined, all else in a list."""
     if all(isinstance(value, torch.Tensor) for value in values):
         return torch.cat(values)
-    if all(isinstance(value, bool | int | float | str | type(None)) for value in values) and len(set(values)) == 1:
-        return values[0]
-    return values
+    return values[0] if _is_plain(values[0]) and all(value == values[0] for value in values) else values
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, bool | int | float | str | type(None))
 
 
 def _verdict(sink: MemorySink, points: list[Any]) -> tuple[str, str]:

@@ -8,7 +8,7 @@ chooses which parked calls run next; `execute` runs them and resumes each greenl
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from .arguments import call_arguments, signature_of
 from .audio import sample_rate_of
 from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
+from .module_state import restorer
 from .outputs import to_output
 from .previews import decode_preview
 from .reference import own_copy
@@ -56,6 +57,7 @@ class _Active:
     call: Call | None = None
     events: list[Event] = field(default_factory=list)
     denoised: bool = False  # whether its first denoiser call was made
+    restore: Callable[[], None] | None = None  # puts back what its call changes in the shared modules
 
 
 class PipelineExecutor:
@@ -103,6 +105,8 @@ class PipelineExecutor:
                 lambda meter: self._on_step(active, meter),
                 keep_sample=request.preview_interval > 0,
             )
+        if self._capabilities.exclusive:
+            active.restore = restorer(self.pipeline)
         self._active[request.request_id] = active
 
     def execute(self, kind: WorkKind, request_ids: Sequence[str]) -> list[Report]:
@@ -127,6 +131,8 @@ class PipelineExecutor:
                 break
             if active.greenlet.dead:
                 break
+        if active.restore is not None:
+            active.restore()
         return Report(request_id, error=error, events=_take(active))
 
     def _dummy_run(self, height: int | None, width: int | None) -> None:
@@ -180,6 +186,8 @@ class PipelineExecutor:
                 outcome = active.greenlet.switch(value)
         except Exception as error:
             del self._active[request_id]
+            if active.restore is not None:
+                active.restore()
             return Report(request_id, error=self._explain(active, error), events=_take(active), params=active.params)
         if active.greenlet.dead:
             del self._active[request_id]

@@ -118,7 +118,7 @@ def learn(one: Any, two: Any, *, each: bool = True, where: str = "arguments") ->
 
 def _learn_container(one: Any, two: Any, parts: list[tuple[Hashable, Any]], each: bool, where: str) -> Rule:
     others = _parts(two)
-    if others is None or type(one) is not type(two):
+    if others is None or not _same_kind(type(one), two):
         raise LayoutError("structure", f"{where} is {type(one).__name__}, then {type(two).__name__}")
     if isinstance(one, list | tuple) and len(others) == 2 * len(parts) > 0:
         return Items(type(one))
@@ -145,7 +145,7 @@ def _learn_tensor(one: torch.Tensor, two: Any, each: bool, where: str) -> Rule:
     raise LayoutError("axis", f"{where} has the shape {tuple(one.shape)}, then {tuple(two.shape)}")
 
 
-def guess(value: Any, *, items: bool) -> Rule:
+def guess(value: Any, *, items: bool, depth: int = 0) -> Rule:
     """Return a rule for a call of which no double is known, from its sizes alone; it must pass a check before use.
 
     The rows are the first axis of the first tensor of three or more dimensions. Every tensor whose first axis is a
@@ -153,7 +153,8 @@ def guess(value: Any, *, items: bool) -> Rule:
 
     Args:
         value: the arguments or the output of a call.
-        items: whether lists and tuples with as many items as rows hold one item a row.
+        items: whether lists and tuples of tensors with as many items as rows hold one item a row.
+        depth: the containers that surely hold no rows; 2 for arguments, which are (args, kwargs).
 
     Raises:
         LayoutError: there is no such tensor.
@@ -161,22 +162,24 @@ def guess(value: Any, *, items: bool) -> Rule:
     sizes = [t.shape[0] for t in tensors(value) if t.ndim >= (1 if items else 3)]
     if not sizes or sizes[0] == 0:
         raise LayoutError("no_batch_axis", "no argument has rows")
-    return _guess(value, len(_first_items(value)) if items else sizes[0], items)
+    if not items:
+        return _guess(value, sizes[0], items, depth)
+    first = next(_lists(value, depth), None)
+    if first is None:
+        raise LayoutError("no_batch_axis", "no argument is a list of tensors")
+    return _guess(value, len(first), items, depth)
 
 
-def _first_items(value: Any) -> list[Any] | tuple[Any, ...]:
-    """Return the first list or tuple of tensors in a value."""
-    if isinstance(value, list | tuple) and value and all(isinstance(item, torch.Tensor) for item in value):
-        return value
-    for _, part in _parts(value) or ():
-        try:
-            return _first_items(part)
-        except LayoutError:
-            continue
-    raise LayoutError("no_batch_axis", "no argument is a list of tensors")
+def _lists(value: Any, depth: int) -> Iterator[list[Any] | tuple[Any, ...]]:
+    """Yield the lists and tuples of tensors in a value."""
+    if depth <= 0 and _is_list_of_tensors(value):
+        yield value
+    else:
+        for _, part in _parts(value) or ():
+            yield from _lists(part, depth - 1)
 
 
-def _guess(value: Any, rows: int, items: bool) -> Rule:
+def _guess(value: Any, rows: int, items: bool, depth: int) -> Rule:
     if isinstance(value, torch.Tensor):
         size = value.shape[0] if value.ndim else 0
         # One row divides everything, so there only the size itself tells.
@@ -187,13 +190,14 @@ def _guess(value: Any, rows: int, items: bool) -> Rule:
     parts = _parts(value)
     if parts is None:
         return Constant()
-    if items and isinstance(value, list | tuple) and len(parts) == rows and _is_tensors(value):
+    if items and depth <= 0 and len(parts) == rows and _is_list_of_tensors(value):
         return Items(type(value))
-    return Fields(type(value), tuple(name for name, _ in parts), tuple(_guess(v, rows, items) for _, v in parts))
+    names = tuple(name for name, _ in parts)
+    return Fields(type(value), names, tuple(_guess(part, rows, items, depth - 1) for _, part in parts))
 
 
-def _is_tensors(value: Any) -> bool:
-    return all(isinstance(item, torch.Tensor) for item in value)
+def _is_list_of_tensors(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, torch.Tensor) for item in value)
 
 
 def has_rows(rule: Rule) -> bool:
@@ -210,12 +214,12 @@ def matches(rule: Rule, value: Any) -> bool:
     if isinstance(rule, Each):
         return isinstance(value, torch.Tensor) and value.ndim == rule.ndim and value.numel() == 1
     if isinstance(rule, Items):
-        return type(value) is rule.kind
+        return _same_kind(rule.kind, value)
     if isinstance(rule, Sum):
         return isinstance(value, int) and not isinstance(value, bool)
     if isinstance(rule, Constant):
         return not isinstance(value, torch.Tensor)
-    if type(value) is not rule.kind:
+    if not _same_kind(rule.kind, value):
         return False
     parts = _parts(value)
     assert parts is not None
@@ -309,6 +313,11 @@ def _shares(size: int, rows: Sequence[int], total: int) -> list[int]:
     if size % total:
         raise LayoutError("output", f"an output of size {size} does not divide into {total} rows")
     return [n * size // total for n in rows]
+
+
+def _same_kind(kind: type, value: Any) -> bool:
+    """Whether a value is of a container type; lists and plain tuples stand for each other, as pipelines mix them."""
+    return type(value) is kind or (kind in (list, tuple) and type(value) in (list, tuple))
 
 
 # -- containers -------------------------------------------------------------------------------------------------

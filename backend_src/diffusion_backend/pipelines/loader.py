@@ -78,7 +78,7 @@ def load_pipeline(model: str, *, dtype: str = "float32", device: str = "cpu", ba
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     try:
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(source, torch_dtype=DTYPES[dtype])
+        pipeline = diffusers.DiffusionPipeline.from_pretrained(source, dtype=DTYPES[dtype])
         pipeline.to(device)
     except Exception as error:
         reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)

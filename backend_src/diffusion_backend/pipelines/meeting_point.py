@@ -130,7 +130,7 @@ class MeetingPoint:
             if layout.matches(rule, call.arguments):
                 return rule
         try:
-            rule = layout.guess(call.arguments, items=False)
+            rule = layout.guess(call.arguments, items=False, depth=2)
         except LayoutError:
             return "unknown_call"
         self.guesses.append(rule)

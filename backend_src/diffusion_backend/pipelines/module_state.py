@@ -38,3 +38,35 @@ def differs(one: Snapshot, two: Snapshot) -> bool:
         len(a) != len(b) or any(x is not y and not (isinstance(x, int) and x == y) for x, y in zip(a, b, strict=True))
         for a, b in zip(one.values(), two.values(), strict=True)
     )
+
+
+def restorer(pipeline: Any) -> Callable[[], None]:
+    """Return a function that gives a pipeline's modules back the callables and hooks that they have now.
+
+    A call that is aborted, or that fails, does not come to put back what it changed.
+    """
+    kept = [
+        (part, _callables(part), {key: dict(vars(part).get(key, {})) for key in _HOOKS})
+        for component in pipeline.components.values()
+        if isinstance(component, torch.nn.Module)
+        for part in component.modules()
+    ]
+
+    def restore() -> None:
+        for part, callables, hooks in kept:
+            for name in _callables(part).keys() - callables.keys():
+                delattr(part, name)
+            vars(part).update(callables)
+            for key, entries in hooks.items():
+                if key in vars(part):
+                    vars(part)[key].clear()
+                    vars(part)[key].update(entries)
+
+    return restore
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
+
+def _callables(part: torch.nn.Module) -> dict[str, Any]:
+    return {key: value for key, value in vars(part).items() if key[0] != "_" and callable(value)}

@@ -241,8 +241,11 @@ def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None)
         for output_type in ("pt", "np", "pil"):
             runner = ProbeRunner(pipeline, frozenset(parameters), params, maker, output_type)
             try:
-                raw, runner.first_calls = runner.run(1, 1, on_call=_module_watch(runner))
+                raw, runner.first_calls = runner.run(1, 1)
                 runner.modalities = to_output(raw).modalities
+                # Watched the second time: what a first call sets up for good (the hooks that transformers puts into
+                # its text encoders, say) is no change.
+                runner.run(1, 1, on_call=_module_watch(runner))
                 return runner
             except Exception as error:
                 log.info("a first run with output_type=%r did not work: %s", output_type, error)
@@ -321,7 +324,9 @@ def _learn_guessed(point: MeetingPoint, ones: list[Recorded], others: list[Recor
         for items in (False, True):
             with contextlib.suppress(LayoutError):
                 candidates.append(
-                    CallLayout(layout.guess(a.call.arguments, items=items), layout.guess(a.output, items=items))
+                    CallLayout(
+                        layout.guess(a.call.arguments, items=items, depth=2), layout.guess(a.output, items=items)
+                    )
                 )
         passed = next((c for c in candidates if _passes(point, c, ones, others)), None)
         if passed is not None:

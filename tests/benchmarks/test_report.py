@@ -1,0 +1,114 @@
+"""The table, from a fixed results file."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from benchmarks.report import BEGIN, END, README, Figure, Goal, markdown, number, show, write_readme
+
+EXPECTED = """\
+| what | median of the rounds | smallest – largest | goal | met |
+| --- | ---: | ---: | ---: | --- |
+| served | 421 ms | 400 – 430 |  |  |
+| served / bare | 1.03 × | 1.02 – 1.10 | ≤ 1.05 | yes |
+| of the limit | 90.0 % | 80.0 – 95.0 | ≥ 90 | no |
+| idle | 0.041 % of a core |  | < 0.5 | yes |
+
+Example 9000, 2 cores, 16 GiB; Linux x86_64, Python 3.11.7, torch 2.13.0, diffusers 0.42.1, nvidia-pytriton 0.7.0.
+Commit 0123456789ab, 2026-01-02, `python -m benchmarks --rounds 3`: 3 rounds; OMP_NUM_THREADS=2 and \
+OMP_WAIT_POLICY=PASSIVE in all arms.
+Other work kept the processors busy: 1 % before the run, 3 % after it."""
+
+
+@pytest.fixture
+def results() -> dict[str, Any]:
+    return json.loads((Path(__file__).parent / "results.json").read_text())
+
+
+def test_markdown(results: dict[str, Any]) -> None:
+    assert markdown(results) == EXPECTED
+
+
+def test_what_is_printed(results: dict[str, Any]) -> None:
+    console = Console(width=120, file=io.StringIO(), record=True)
+    show(console, results)
+    text = console.export_text()
+    for part in ("served / bare", "1.03 ×", "≤ 1.05", "90.0 %", "Example 9000"):
+        assert part in text
+
+
+def test_figures_survive_the_file(results: dict[str, Any]) -> None:
+    for data in results["figures"]:
+        assert Figure.from_dict(data).as_dict() == data
+
+
+@pytest.mark.parametrize(
+    ("relation", "met"),
+    [("<=", (True, True, False)), (">=", (False, True, True)), ("<", (True, False, False))],
+)
+def test_goals(relation: str, met: tuple[bool, ...]) -> None:
+    assert tuple(Goal(relation, 2.0).is_met(value) for value in (1.0, 2.0, 3.0)) == met
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0.00"),
+        (0.0412, "0.041"),
+        (0.5, "0.50"),
+        (1.049, "1.05"),
+        (19.96, "20.0"),
+        (421.3, "421"),
+        (12345.6, "12,346"),
+    ],
+)
+def test_numbers(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_busy_machine_is_told(results: dict[str, Any]) -> None:
+    results["other_load_percent"]["after"] = 60.0
+    text = markdown(results)
+    assert text.endswith("The machine was busy with other work: these figures are noise.")
+    assert "| ≤ 1.05 | noise |" in text
+    assert "| ≥ 90 | noise |" in text
+    assert "| yes |" not in text
+    assert "| no |" not in text
+
+
+def test_readme(results: dict[str, Any], tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write_readme(readme, results)
+    assert readme.read_text() == f"before\n{BEGIN}\n{EXPECTED}\n{END}\nafter\n"
+    write_readme(readme, results)
+    assert readme.read_text().count("Example 9000") == 1
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+def test_a_readme_without_its_markers_is_left_alone(results: dict[str, Any], tmp_path: Path, text: str) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    with pytest.raises(ValueError, match="marker"):
+        write_readme(readme, results)
+    assert readme.read_text() == text
+
+
+def test_quick_results_stay_out_of_the_readme(results: dict[str, Any], tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}")
+    with pytest.raises(ValueError, match="quick run"):
+        write_readme(readme, results | {"quick": True})
+    assert readme.read_text() == f"{BEGIN}\n{END}"
+
+
+def test_our_readme_has_the_markers() -> None:
+    text = README.read_text()
+    assert (text.count(BEGIN), text.count(END)) == (1, 1)
+    assert text.index(BEGIN) < text.index(END)
