@@ -67,6 +67,8 @@ def main(
             forward_repeats=2,
             idle_s=1.0,
             engine_steps=50,
+            fairness_rounds=1,
+            fairness_quick=True,
         )
     given: dict[str, Any] = {
         "rounds": rounds,

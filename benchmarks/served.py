@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from benchmarks.workload import Job
 from diffusion_backend.serve import TritonServer
-from diffusion_backend.serve.ports import free_ports
 
 READY_S = 900.0
 
@@ -48,14 +47,7 @@ def serving(repository: Path, env: Mapping[str, str]) -> Iterator[TritonServer]:
         repository: folder of models.
         env: environment of the server; its thread settings are the arm's.
     """
-    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
-    with TritonServer(
-        repository,
-        http_port=http_port,
-        grpc_port=grpc_port,
-        metrics_port=metrics_port,
-        env=dict(env) | {"DIFFUSION_GRPC_ENDPOINT": f"127.0.0.1:{grpc_port}"},
-    ) as server:
+    with TritonServer(repository, env=env) as server:
         yield server
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks import engine_overhead
 from benchmarks.bare import BarePipeline, BareRun
+from benchmarks.fairness import fairness_figures, measure_fairness
 from benchmarks.figures import engine_figures, load_figures, single_figures
 from benchmarks.idle import measure_idle
 from benchmarks.limit import Work, interpolate, row_counts, simulate
@@ -27,7 +28,7 @@ from benchmarks.served import READY_S, LoadRun, closed_loop, read_rows, serving
 from benchmarks.workload import Job, make_jobs
 from diffusion_backend.serve import TritonServer
 
-ARMS = ("single", "load", "idle", "engine")
+ARMS = ("single", "load", "idle", "engine", "fairness")
 
 Progress = Callable[[str], None]
 """Called with what is being done, before each piece of work."""
@@ -46,6 +47,7 @@ class Settings:
         forward_repeats: forwards timed for each number of rows, at each of several places of a round.
         idle_s: seconds for which the idle server is watched.
         waiting: queue lengths of the arm `engine`.
+        fairness_rounds, fairness_quick: rounds of the arm `fairness`, and whether its loads are small ones.
         engine_steps: steps timed for each queue length, in each round.
         threads, wait_policy: see `machine.thread_environment`.
     """
@@ -63,6 +65,8 @@ class Settings:
     idle_s: float = 10.0
     waiting: tuple[int, ...] = (1, 64, 1000)
     engine_steps: int = 300
+    fairness_rounds: int = 3
+    fairness_quick: bool = False
     threads: int = 1
     wait_policy: str = "PASSIVE"
 
@@ -92,9 +96,14 @@ def run(settings: Settings, progress: Progress) -> Outcome:
     outcome = Outcome()
     if "engine" in settings.arms:
         _run_engine(settings, progress, outcome)
-    if not set(settings.arms) - {"engine"}:
-        return outcome
     env = os.environ | thread_environment(settings.threads, settings.wait_policy)
+    if "fairness" in settings.arms:
+        progress("sizes mixed, in the fair order and in the order of arrival")
+        found = measure_fairness(settings.model, env, rounds=settings.fairness_rounds, quick=settings.fairness_quick)
+        outcome.raw["fairness"] = found
+        outcome.figures += fairness_figures(found)
+    if not set(settings.arms) - {"engine", "fairness"}:
+        return outcome
     name = settings.model.name
     progress("starting the server and the bare pipeline")
     with serving(settings.repository, env) as server, BarePipeline(settings.model, env) as bare:

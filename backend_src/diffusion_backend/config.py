@@ -25,6 +25,12 @@ def _integer(low: int) -> Callable[[str, str], int]:
     return parse
 
 
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigurationError(name, f"{text!r} is not true or false")
+    return text.lower() == "true"
+
+
 def _choice(*allowed: str) -> Callable[[str, str], str]:
     def parse(name: str, text: str) -> str:
         if text not in allowed:
@@ -83,6 +89,9 @@ class ModelConfig:
         "auto",
         _choice("auto", "off", "require"),
         "auto: joint forwards where the self-check passes; off: none; require: refuse to load without",
+    )
+    deterministic: bool = _param(
+        False, _flag, "true: no joint forwards, so that a request's bits are the same whatever its neighbours"
     )
     self_check_tolerance: float | None = _param(
         None, _tolerance, "largest difference of a joint forward from the call alone; by default by dtype"

@@ -28,8 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from diffusion_backend.serve import ServeError, TritonServer
-from diffusion_backend.serve.__main__ import default_repository
-from diffusion_backend.serve.ports import free_ports
+from diffusion_backend.serve.command import default_repository
 from diffusion_backend.timing import PHASES
 
 READY_S = 900.0
@@ -203,12 +202,8 @@ def serving(console: Console, repository: Path, model: str) -> Iterator[TritonSe
         DemoError: the repository has no such model, or it did not load.
         ServeError: the server could not be started.
     """
-    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
-    env = os.environ | {"DIFFUSION_GRPC_ENDPOINT": f"127.0.0.1:{grpc_port}"}
     begin = time.monotonic()
-    with TritonServer(
-        repository, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port, env=env
-    ) as server:
+    with TritonServer(repository) as server:
         with console.status("starting the server") as status:
             models = server.wait_ready(
                 READY_S,

@@ -29,6 +29,7 @@ class RequestRecord:
         last_step: the last denoising step is done.
         finished: the result is ready to be handed out (decoded, encoded, on the host).
         first_step: the first denoising step is done.
+        step, num_steps: denoising steps done and in all, as far as is known.
         params: `param_*` values, JSON scalars or lists.
     """
 
@@ -38,6 +39,8 @@ class RequestRecord:
     first_step: float | None = None
     last_step: float | None = None
     finished: float | None = None
+    step: int = 0
+    num_steps: int = 0
     params: dict[str, object] = field(default_factory=dict)
 
     def seconds(self) -> dict[str, float]:

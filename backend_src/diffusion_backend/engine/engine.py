@@ -59,17 +59,23 @@ class DiffusionEngine:
         executor: what runs the pipeline; the engine thread is its only caller.
         config: limits.
         telemetry: where metrics go; by default into a sink that nobody reads.
+        scheduler: makes the scheduler from the limits; a subclass of `Scheduler` to order requests otherwise.
     """
 
     def __init__(
-        self, executor: Executor, config: EngineConfig | None = None, telemetry: Telemetry | None = None
+        self,
+        executor: Executor,
+        config: EngineConfig | None = None,
+        telemetry: Telemetry | None = None,
+        *,
+        scheduler: type[Scheduler] = Scheduler,
     ) -> None:
         self.config = config or EngineConfig()
         self.num_wakeups = 0  # of the engine thread; a test shows that an idle engine has none
         self._executor = executor
         self._telemetry = telemetry or Telemetry(MemorySink())
         self._capabilities = executor.capabilities
-        self._scheduler = Scheduler(
+        self._scheduler = scheduler(
             max_num_seqs=1 if self._capabilities.exclusive else self.config.max_num_seqs,
             max_batch_rows=self.config.max_batch_rows,
             max_waiting=self.config.max_waiting,
@@ -312,7 +318,7 @@ class DiffusionEngine:
             reports = self._executor.execute(group.kind, group.request_ids)
         except Exception as error:
             log.exception("the executor failed")
-            reports = [Report(i, error=ExecutorError(error, request_id=i)) for i in group.request_ids]
+            reports = [self._lose_in_executor(i, error) for i in group.request_ids]
         seconds = now() - begin
         if group.kind is WorkKind.FORWARD:
             steps = sum(event.kind is EventKind.STEP for report in reports for event in report.events)
@@ -330,6 +336,15 @@ class DiffusionEngine:
         except Exception as broken:
             log.exception("the executor failed to abort a request")
             return Report(request_id, error=ExecutorError(broken, request_id=request_id))
+
+    def _lose_in_executor(self, request_id: str, cause: Exception) -> Report:
+        """Make the executor forget a request over which it broke, if it still holds it."""
+        error = ExecutorError(cause, request_id=request_id)
+        try:
+            self._executor.abort(request_id, error)
+        except Exception as broken:
+            log.debug("the executor did not hold request %s any more: %r", request_id, broken)
+        return Report(request_id, error=error)
 
     def _update(self, reports: list[Report]) -> None:
         """Bring what the executor reported into the scheduler, and pass on what callers are to know."""
@@ -382,7 +397,7 @@ class DiffusionEngine:
         result = DiffusionResult(output, request.seeds, handle.record, payload)
         with self._lock:
             self._forget(request.request_id, State.FINISHED)
-        handle.deliver(Event(EventKind.FINISHED, request.request_id, handle.record.finished, result=result))
+        handle.deliver(_final_event(EventKind.FINISHED, handle, result=result))
 
     def _give_up(self, request_id: str, error: DiffusionError) -> tuple[RequestHandle, Event] | None:
         """Doom a running request, or end a waiting one: then return what to deliver without the lock. Lock held."""
@@ -408,7 +423,7 @@ class DiffusionEngine:
             lambda: self._telemetry.ended("cancelled" if cancelled else "failed", record, ran=ran),
         )
         kind = EventKind.CANCELLED if cancelled else EventKind.FAILED
-        return Event(kind, request_id, record.finished, error=error)
+        return _final_event(kind, handle, error=error)
 
     def _forget(self, request_id: str, state: State) -> None:
         """Take a request out of the books. Lock held."""
@@ -475,6 +490,20 @@ def _deliver(handle: RequestHandle, event: Event) -> None:
     handle.deliver(event)
 
 
+def _final_event(
+    kind: EventKind,
+    handle: RequestHandle,
+    *,
+    result: DiffusionResult | None = None,
+    error: DiffusionError | None = None,
+) -> Event:
+    record = handle.record
+    assert record.finished is not None
+    return Event(
+        kind, handle.request.request_id, record.finished, record.step, record.num_steps, result=result, error=error
+    )
+
+
 def _note(record: RequestRecord, report: Report) -> None:
     """Write the instants that a report tells of into the record."""
     record.params.update(report.params)
@@ -484,3 +513,4 @@ def _note(record: RequestRecord, report: Report) -> None:
         if event.kind is EventKind.STEP:
             record.first_step = record.first_step or event.at
             record.last_step = event.at
+            record.step, record.num_steps = event.step, event.num_steps

@@ -41,7 +41,15 @@ class Group:
 
 
 @dataclass(slots=True)
-class _Entry:
+class Entry:
+    """The books of one live request.
+
+    Attributes:
+        arrival: the how-manieth request it is.
+        work: what it needs next; None while it waits, and after it has been released.
+        device_time: seconds of forwards charged to it.
+    """
+
     request_id: str
     priority: int
     arrival: int
@@ -65,9 +73,9 @@ class Scheduler:
         self.max_waiting = max_waiting
         self.num_accepted = 0
         self.num_ended: dict[State, int] = {State.FINISHED: 0, State.FAILED: 0, State.CANCELLED: 0}
-        self._waiting: dict[str, _Entry] = {}
-        self._running: dict[str, _Entry] = {}
-        self._slots: dict[str, _Entry] = {}  # the running ones that still need the device
+        self._waiting: dict[str, Entry] = {}
+        self._running: dict[str, Entry] = {}
+        self._slots: dict[str, Entry] = {}  # the running ones that still need the device
         self._heap: list[tuple[int, int, str]] = []  # of the waiting; ended ones are skipped when they surface
         self._deadlines: list[tuple[float, str]] = []  # likewise, of all live ones
         self._floor = 0.0
@@ -111,7 +119,7 @@ class Scheduler:
         """Put a new request among the waiting; called by the thread that submits."""
         assert self.state(request_id) is None, f"{request_id} is live already"
         assert not self.is_full
-        entry = _Entry(request_id, priority, self.num_accepted, deadline)
+        entry = Entry(request_id, priority, self.num_accepted, deadline)
         self.num_accepted += 1
         self._waiting[request_id] = entry
         heapq.heappush(self._heap, (priority, entry.arrival, request_id))
@@ -139,7 +147,7 @@ class Scheduler:
         """Return what to execute next, or None if no running request needs the device."""
         if not self._slots:
             return None
-        ready = sorted((e for e in self._slots.values() if e.work is not None), key=_turn)
+        ready = sorted((e for e in self._slots.values() if e.work is not None), key=self.turn)
         if not ready:
             return None
         leader = ready[0]
@@ -155,6 +163,11 @@ class Scheduler:
                 members.append(entry.request_id)
                 rows += other.rows
         return Group(WorkKind.FORWARD, tuple(members), rows)
+
+    def turn(self, entry: Entry) -> tuple[float, ...]:
+        """Return whose turn it is: the smallest leads the next group. A subclass may order otherwise."""
+        assert entry.work is not None
+        return (entry.device_time, entry.work.kind is WorkKind.FORWARD, entry.arrival)
 
     def charge(self, group: Group, seconds: float) -> None:
         """Add each member's share of a forward's time to its device time."""
@@ -212,8 +225,3 @@ class Scheduler:
     def holds_slot(self, request_id: str) -> bool:
         """Whether a request is running and still needs the device."""
         return request_id in self._slots
-
-
-def _turn(entry: _Entry) -> tuple[float, bool, int]:
-    assert entry.work is not None
-    return (entry.device_time, entry.work.kind is WorkKind.FORWARD, entry.arrival)

@@ -38,7 +38,7 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
     try:
         capabilities, _, output_type = prepare(
             pipeline,
-            step_batching=config.step_batching != "off",
+            disabled="deterministic" if config.deterministic else "disabled" if config.step_batching == "off" else None,
             tolerance=config.self_check_tolerance,
             params={} if height is None else {"height": height, "width": width},
         )

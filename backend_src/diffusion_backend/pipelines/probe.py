@@ -61,7 +61,7 @@ class Recorded:
 def prepare(
     pipeline: Any,
     *,
-    step_batching: bool = True,
+    disabled: str | None = None,
     tolerance: float | None = None,
     params: Mapping[str, Any] | None = None,
     inputs: InputMaker | None = None,
@@ -71,7 +71,7 @@ def prepare(
     Called once by the thread that loads the pipeline, before the engine starts.
 
     Args:
-        step_batching: False installs them for turn-taking only: nothing is merged.
+        disabled: why nothing is to be merged (the meeting points are for turn-taking then), or None.
         tolerance: of the self-check; by default that of the denoiser's dtype (`equality.TOLERANCES`).
         params: plain arguments of the probe runs (height, width, num_frames, …); the pipeline's own by default.
         inputs: makes the pictures and the like of a probe run from the seeds of its items; by default they are made up
@@ -88,8 +88,8 @@ def prepare(
         runner = _first_run(pipeline, dict(params or {}), inputs)
         for point in points:
             point.tolerance = tolerance
-            point.disabled = "module_state" if runner.changes_modules else None if step_batching else "disabled"
-        if step_batching and not runner.changes_modules:
+            point.disabled = "module_state" if runner.changes_modules else disabled
+        if not any(point.disabled for point in points):
             _learn_all(runner, points)
     rows = 1
     for recorded in runner.first_calls:

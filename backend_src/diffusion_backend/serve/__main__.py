@@ -11,17 +11,11 @@ import typer
 from rich.console import Console
 
 from diffusion_backend.serve.app import App
+from diffusion_backend.serve.command import default_repository
 from diffusion_backend.serve.log import LogLine
 from diffusion_backend.serve.server import TritonServer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-
-
-def default_repository() -> Path:
-    """Return ``model_repository`` in the current folder or, where there is none, in the checkout of this package."""
-    here = Path("model_repository")
-    checkout = Path(__file__).resolve().parents[3] / here
-    return checkout if checkout.is_dir() and not here.is_dir() else here
 
 
 @app.command()

@@ -49,6 +49,13 @@ class Addresses:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def default_repository() -> Path:
+    """Return ``model_repository`` in the current folder or, where there is none, in the checkout of this package."""
+    here = Path("model_repository")
+    checkout = Path(__file__).resolve().parents[3] / here
+    return checkout if checkout.is_dir() and not here.is_dir() else here
+
+
 def build_command(
     binary: Path,
     backend_dir: Path,

@@ -45,9 +45,17 @@ class Layout:
     library_dirs: tuple[Path, ...]
     python_dir: Path
 
-    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return ``base`` with the search paths that the server and its stubs need put in front."""
+    def environment(self, base: Mapping[str, str], *, grpc_endpoint: str) -> dict[str, str]:
+        """Return ``base`` with what the server and its stubs need.
+
+        Args:
+            base: the environment to start from.
+            grpc_endpoint: ``host:port`` at which the unary models reach this server.
+        """
         env = dict(base)
+        env["DIFFUSION_GRPC_ENDPOINT"] = grpc_endpoint
+        # Threads of PyTorch that wait for each other sleep: spinning, they starve whoever shares the processors.
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         env["PATH"] = _joined([self.python_dir], base.get("PATH", os.defpath))
         env["LD_LIBRARY_PATH"] = _joined(self.library_dirs, base.get("LD_LIBRARY_PATH", ""))
         return env

@@ -108,7 +108,7 @@ class TritonServer:
         try:
             self._process = ServerProcess(
                 command,
-                env=layout.environment(self._env),
+                env=layout.environment(self._env, grpc_endpoint=self.url_grpc),
                 shm_prefix=self.shm_prefix,
                 folder=layout.root,
                 log_file=self._log_file,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, did_you_mean
 from ..media import OutputFormat
 from ..request import DiffusionRequest, resolve_seeds
 
@@ -29,8 +29,29 @@ class ParsedRequest:
     progress: bool
 
 
+def check_parameters(parameters: str, inputs: Iterable[str]) -> None:
+    """Refuse what a caller sent beside the inputs: `/generate` makes parameters of fields that are no inputs.
+
+    Args:
+        parameters: the request's parameters, as JSON; Triton's own (priority, timeout, ...) are not among them.
+        inputs: names of the model's inputs.
+
+    Raises:
+        InvalidArgumentError: naming the first parameter, and the nearest input.
+    """
+    for name in json.loads(parameters or "{}"):
+        raise InvalidArgumentError(
+            name, f"there is no such input{did_you_mean(name, inputs)} (there are {', '.join(inputs)})"
+        )
+
+
 def parse(
-    request_id: str, tensors: Mapping[str, NDArray[Any]], *, defaults: Mapping[str, Any], timeout_s: float | None
+    request_id: str,
+    tensors: Mapping[str, NDArray[Any]],
+    *,
+    defaults: Mapping[str, Any],
+    timeout_s: float | None,
+    max_outputs: int,
 ) -> ParsedRequest:
     """Read the inputs of a request.
 
@@ -40,6 +61,7 @@ def parse(
             for each prompt; the other inputs must be the same for all.
         defaults: values of inputs that are left out, by name.
         timeout_s: the request's timeout, or None.
+        max_outputs: most outputs a prompt.
 
     Raises:
         InvalidArgumentError: naming the input.
@@ -51,8 +73,10 @@ def parse(
     extra_args, scheduler = _extra_args(reader.text("extra_args"))
     num_outputs = reader.integer("num_outputs_per_prompt")
     num_outputs = 1 if num_outputs is None else num_outputs
-    if not 1 <= num_outputs <= 4096:  # before seeds are made; the model's own limit is checked later
-        raise InvalidArgumentError("num_outputs_per_prompt", f"{num_outputs} is not allowed; it must be at least 1")
+    if not 1 <= num_outputs <= max_outputs:  # before a seed is made for each
+        raise InvalidArgumentError(
+            "num_outputs_per_prompt", f"{num_outputs} is not allowed; it must be from 1 to {max_outputs}"
+        )
     base: list[int | None] = [None] * len(prompt)
     if "seed" in tensors:
         base = [int(seed) for seed in tensors["seed"].reshape(-1)]

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 from ..config import ModelConfig
 from ..errors import DiffusionError
 from . import signature
-from .inputs import parse
+from .inputs import check_parameters, parse
 from .logs import configure_logging
 from .responses import ResponseStream, fail
 
@@ -58,6 +58,7 @@ class StreamingModel:
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         executor = load(config, device=device, base=Path(args["model_repository"]))
         self._config = config
+        self._input_names = tuple(entry["name"] for entry in model_config["input"])
         self._output_names = frozenset(entry["name"] for entry in model_config["output"])
         self._limits = Limits(
             max_steps=config.max_steps,
@@ -107,11 +108,13 @@ class StreamingModel:
         request_id = f"{request.request_id() or 'request'}#{next(self._ids)}"
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         try:
+            check_parameters(request.parameters(), self._input_names)
             parsed = parse(
                 request_id,
                 tensors,
                 defaults=self._config.defaults,
                 timeout_s=timeout_us / 1e6 if timeout_us else None,
+                max_outputs=self._config.max_outputs,
             )
             validate(parsed.request, self._engine.capabilities, self._limits, self._config.max_batch_rows)
         except DiffusionError:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ..config import UnaryConfig
 from ..errors import DiffusionError
 from . import signature
+from .inputs import check_parameters
 from .logs import configure_logging
 from .responses import fail
 
@@ -54,6 +55,7 @@ class UnaryModel:
         """Start the thread that holds the connection."""
         configure_logging(pb_utils.Logger)
         model_config = json.loads(args["model_config"])
+        self._input_names = tuple(entry["name"] for entry in model_config["input"])
         self._output_names = {entry["name"] for entry in model_config["output"]}
         parameters = model_config.get("parameters", {})
         try:
@@ -78,6 +80,7 @@ class UnaryModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
+                check_parameters(request.parameters(), self._input_names)
                 timeout_us = request.timeout()
                 tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 wanted = list(request.requested_output_names())

@@ -1,0 +1,3 @@
+from diffusion_backend.cli import main
+
+main()

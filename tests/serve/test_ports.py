@@ -1,0 +1,45 @@
+"""Free and taken addresses."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from diffusion_backend.serve import PortError
+from diffusion_backend.serve.ports import check_port, free_ports
+
+
+def test_free_ports_are_different_and_free():
+    ports = free_ports("127.0.0.1", 5)
+    assert len(set(ports)) == 5
+    for port in ports:
+        check_port("127.0.0.1", port, "HTTP_PORT")
+
+
+def test_free_ports_of_none_is_empty():
+    assert free_ports("127.0.0.1", 0) == []
+
+
+def test_taken_port_is_refused_and_another_suggested():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortError, match=rf"Port {port} at 127\.0\.0\.1 is in use by process .*GRPC_PORT=\d+"):
+            check_port("127.0.0.1", port, "GRPC_PORT")
+
+
+def test_port_of_closed_connections_can_be_used_again():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            server.accept()[0].close()  # closed here first, so that this end lingers
+    check_port("127.0.0.1", port, "HTTP_PORT")
+
+
+@pytest.mark.parametrize(
+    ("host", "complaint"),
+    [("192.0.2.1", "is not an address of this machine"), ("no.such.host.invalid", "is not a known name")],
+)
+def test_wrong_host_is_refused(host, complaint):
+    with pytest.raises(PortError, match=complaint):
+        check_port(host, 8000, "HTTP_PORT")

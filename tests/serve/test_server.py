@@ -1,0 +1,225 @@
+"""``TritonServer`` as tests and benchmarks use it, against the real server."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import os
+import signal
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+
+from diffusion_backend.serve import LoadError, PortError, ServeError, ServerExitError, TritonServer, drain
+from tests.serve.client import Pending, generate, post
+from tests.serve.conftest import is_gone, wait_until
+
+
+def _inputs(text: str, delay_s: float, shape: tuple[int, ...] = (1,)) -> list[grpcclient.InferInput]:
+    inputs = [grpcclient.InferInput("text", (1,), "BYTES"), grpcclient.InferInput("delay_s", shape, "FP32")]
+    inputs[0].set_data_from_numpy(np.array([text.encode()], dtype=object))
+    inputs[1].set_data_from_numpy(np.full(shape, delay_s, dtype=np.float32))
+    return inputs
+
+
+def test_two_servers_at_once_answer_over_http_and_grpc(repository):
+    repository.add_echo()
+    with TritonServer(repository.path) as first, TritonServer(repository.path) as second:
+        for server in (first, second):
+            assert [(model.name, model.version, model.state) for model in server.wait_ready()] == [
+                ("echo", "1", "READY")
+            ]
+            assert generate(server.url_http, "hello") == "hello"
+            with grpcclient.InferenceServerClient(server.url_grpc) as client:
+                assert client.is_model_ready("echo")
+            assert len(server.stub_pids()) == 1
+        pids = {first.pid, second.pid, *first.stub_pids(), *second.stub_pids()}
+        assert len(pids) == 4
+    assert first.returncode == second.returncode == -signal.SIGKILL
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_a_server_starts_once(repository):
+    repository.add_echo()
+    server = TritonServer(repository.path)
+    with pytest.raises(ServeError, match=r"Call start\(\) first"):
+        _ = server.url_http
+    with server, pytest.raises(ServeError, match="started before"):
+        server.start()
+
+
+def test_log_goes_to_the_file_and_to_the_callback(repository, tmp_path):
+    repository.add_echo()
+    lines = []
+    with TritonServer(repository.path, log_file=tmp_path / "log", on_line=lines.append) as server:
+        server.wait_ready()
+        assert any("successfully loaded 'echo'" in line for line in server.log_tail())
+    assert "successfully loaded 'echo'" in (tmp_path / "log").read_text()
+    assert any(line.text == "loading: echo:1" for line in lines)
+
+
+def test_failing_start_leaves_no_folder(repository, tmp_path, monkeypatch):
+    repository.add_echo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with TritonServer(repository.path) as server:
+        server.wait_ready()
+        with pytest.raises(PortError, match="METRICS_PORT="):
+            TritonServer(repository.path, metrics_port=server.addresses.metrics_port).start()
+    with pytest.raises(OSError, match="Not a directory"):
+        TritonServer(repository.path, log_file="/dev/null/log").start()
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("diffusion_backend_")] == []
+
+
+def test_server_that_ends_while_loading_is_reported_with_its_words(repository):
+    repository.add_echo()
+    with TritonServer(repository.path, extra_args=["--no-such-option"]) as server:
+        with pytest.raises(ServerExitError, match="ended with exit code 1"):
+            server.wait_ready()
+        assert server.describe_exit().endswith("unrecognized option '--no-such-option'")
+
+
+def test_load_error_leaves_the_server_running(repository):
+    repository.add_broken()
+    with TritonServer(repository.path) as server:
+        with pytest.raises(LoadError, match="broken: ValueError: no weights"):
+            server.wait_ready()
+        assert server.is_running
+
+
+def test_unloading_a_model_is_no_death_but_killing_its_stub_is(repository):
+    repository.add_echo()
+    with TritonServer(repository.path, extra_args=["--model-control-mode=explicit", "--load-model", "echo"]) as server:
+        server.wait_ready()
+        (before,) = server.stub_pids()
+        post(server.url_http, "/v2/repository/models/echo/unload")
+        wait_until(lambda: is_gone(before), "the stub of the unloaded model gone")
+        post(server.url_http, "/v2/repository/models/echo/load")
+        assert generate(server.url_http, "hello") == "hello"
+        (after,) = server.stub_pids()
+        # The new stub is found by looking now and then; give the watch the time to.
+        assert server._watch is not None
+        wait_until(lambda: after in server._watch._stubs, "the new stub watched")
+        assert server.is_running
+        os.kill(after, signal.SIGKILL)
+        assert server.wait(5) is not None
+        assert server.failure is not None
+        assert "model 'echo'" in server.failure
+
+
+def test_watching_can_be_switched_off(repository):
+    repository.add_echo()
+    with TritonServer(repository.path, watch_stubs=False) as server:
+        server.wait_ready()
+        os.kill(server.stub_pids()[0], signal.SIGKILL)
+        assert server.wait(1.0) is None
+
+
+def test_drain_waits_for_the_running_request(repository):
+    repository.add_echo(gauge=True)
+    with TritonServer(repository.path) as server:
+        server.wait_ready()
+        request = Pending(server.url_http, delay_s=1.5)
+        wait_until(functools.partial(_is_running, server), "the request runs")
+        waits: list[str] = []
+        assert server.drain(waits.append) is True
+        assert request.wait() == "late"
+        assert "requests: 1 running, 0 waiting" in waits
+        assert server.returncode == 0
+
+
+def test_drain_with_an_open_connection_does_not_take_the_whole_timeout(repository, monkeypatch):
+    """Triton waits for connections that a client keeps open, though no request is on them."""
+    monkeypatch.setattr(drain, "IDLE_S", 1.5)
+    repository.add_echo(gauge=True)
+    with TritonServer(repository.path, exit_timeout=60) as server:
+        server.wait_ready()
+        waits: list[str] = []
+        with contextlib.closing(http.client.HTTPConnection(server.address_http)) as connection:
+            connection.request("GET", "/v2")
+            connection.getresponse().read()
+            begin = time.monotonic()
+            assert server.drain(waits.append) is True
+        assert time.monotonic() - begin < 30
+        assert "does not exit, so it is ended" in waits[-1]
+
+
+def test_drain_ends_a_server_that_leaked_a_refused_request(repository, monkeypatch):
+    """Triton keeps the model of a request that it refused as long as the stream it came on is open."""
+    monkeypatch.setattr(drain, "IDLE_S", 3.0)
+    repository.add_echo(gauge=True)
+    answers = []
+    with TritonServer(repository.path, exit_timeout=60) as server:
+        server.wait_ready()
+        client = grpcclient.InferenceServerClient(server.url_grpc)
+        client.start_stream(lambda result, error: answers.append((result, error)))
+        client.async_stream_infer("echo", _inputs("refused", 0.0, shape=(1, 1, 1)))
+        client.async_stream_infer("echo", _inputs("late", 1.0))
+        wait_until(functools.partial(_is_running, server), "the request runs")
+        begin = time.monotonic()
+        assert server.drain() is True
+        assert time.monotonic() - begin < 30
+        wait_until(lambda: len(answers) >= 2, "both answered")
+        client.stop_stream(cancel_requests=True)
+        client.close()
+    assert "unexpected shape" in str(answers[0][1])
+    assert answers[1][0].as_numpy("text")[0] == b"late"
+
+
+def test_drain_cuts_off_what_outlasts_the_exit_timeout(repository, monkeypatch):
+    monkeypatch.setattr(drain, "OVERTIME_S", 0.5)
+    repository.add_echo()
+    with TritonServer(repository.path, exit_timeout=1) as server:
+        server.wait_ready()
+        request = Pending(server.url_http, delay_s=600.0)
+        wait_until(lambda: drain._count_clients(server) == 1, "the request is there")
+        waits: list[str] = []
+        assert server.drain(waits.append) is False
+        assert waits[0] == "clients that are connected: 1"
+        assert isinstance(request.wait(), Exception)
+
+
+def test_close_may_be_called_again_and_before_the_start(repository):
+    repository.add_echo()
+    TritonServer(repository.path).close()
+    with TritonServer(repository.path) as server:
+        server.wait_ready()
+        server.close()
+        server.close()
+        assert not server.is_running
+        assert server.stub_pids() == []
+        assert server.drain() is True
+
+
+def test_helper_processes_of_a_model_end_with_the_server(repository, tmp_path):
+    pid_file = tmp_path / "helper.pid"
+    repository.add(
+        "helper",
+        "import subprocess, sys\n"
+        "class TritonPythonModel:\n"
+        "    def initialize(self, args):\n"
+        "        helper = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"        open({str(pid_file)!r}, 'w').write(str(helper.pid))\n"
+        "    def execute(self, requests):\n"
+        "        return []\n",
+    )
+    with TritonServer(repository.path) as server:
+        server.wait_ready()
+        helper = int(Path(pid_file).read_text())
+        assert not is_gone(helper)
+        os.kill(server.stub_pids()[0], signal.SIGKILL)
+        assert server.wait(10) is not None
+        assert is_gone(helper)
+
+
+def _metrics(server: TritonServer) -> str:
+    with urllib.request.urlopen(server.url_metrics, timeout=60) as page:
+        return page.read().decode()
+
+
+def _is_running(server: TritonServer) -> bool:
+    return 'diffusion_requests_running{model="echo"} 1' in _metrics(server)
