@@ -13,8 +13,12 @@ from .errors import DiffusionError, InvalidArgumentError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from .timing import RequestRecord
+
+PICTURES = ("image", "mask_image", "control_image")
+"""The fields that hold pictures."""
 
 MAX_SEED = 2**63 - 1
 _RANDOM_SEED_BITS = 32  # short enough to be typed again by a person
@@ -29,6 +33,9 @@ class DiffusionRequest:
         prompt: one or more prompts; the outputs come in their order (A, A, B, B).
         negative_prompt: one for each prompt, or None.
         num_inference_steps, guidance_scale, height, width, num_frames: as in `diffusers` (pixels, frames).
+        strength, frame_rate: as in `diffusers` (0 to 1; frames a second).
+        duration_s: length of the sound or video, in seconds.
+        image, mask_image, control_image: a picture (PIL, RGB; the mask L) for each prompt, or None.
         num_outputs_per_prompt: outputs for each prompt.
         seeds: the seed of each output, prompt by prompt; `resolve_seeds` makes them.
         preview_interval: a preview every so many steps; 0 for none.
@@ -47,6 +54,12 @@ class DiffusionRequest:
     height: int | None = None
     width: int | None = None
     num_frames: int | None = None
+    strength: float | None = None
+    frame_rate: float | None = None
+    duration_s: float | None = None
+    image: tuple[Image, ...] | None = None
+    mask_image: tuple[Image, ...] | None = None
+    control_image: tuple[Image, ...] | None = None
     num_outputs_per_prompt: int = 1
     preview_interval: int = 0
     priority: int = 0
@@ -63,10 +76,10 @@ class DiffusionRequest:
             )
         if len(self.seeds) != self.num_outputs:
             raise InvalidArgumentError("seed", f"{len(self.seeds)} seeds for {self.num_outputs} outputs")
-        if self.negative_prompt is not None and len(self.negative_prompt) != len(self.prompt):
-            raise InvalidArgumentError(
-                "negative_prompt", f"{len(self.negative_prompt)} given for {len(self.prompt)} prompts"
-            )
+        for name in ("negative_prompt", *PICTURES):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.prompt):
+                raise InvalidArgumentError(name, f"{len(given)} given for {len(self.prompt)} prompts")
 
     @property
     def num_outputs(self) -> int:

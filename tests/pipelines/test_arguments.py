@@ -194,6 +194,16 @@ def test_a_call_of_several_has_lists_and_a_generator_each() -> None:
     assert "width" not in call
 
 
+def test_the_other_side_is_filled_in_only_where_one_is_given() -> None:
+    defaults = {"height": 512, "width": 768}
+    one = call_arguments(make(height=8), CAPABILITIES.arguments, "pt", defaults)
+    assert (one["height"], one["width"]) == (8, 768)
+    none = call_arguments(make(), CAPABILITIES.arguments, "pt", defaults)
+    assert not {"height", "width"} & none.keys()
+    unknown = call_arguments(make(width=8), CAPABILITIES.arguments, "pt", {"height": None})
+    assert "height" not in unknown
+
+
 def test_a_pipeline_is_given_only_what_it_takes() -> None:
     assert call_arguments(make(), frozenset({"prompt"}), "pt") == {"prompt": "a dog"}
     assert call_arguments(make("", num_outputs_per_prompt=1), frozenset({"batch_size"}), "pt") == {"batch_size": 1}

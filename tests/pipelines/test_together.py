@@ -195,6 +195,16 @@ def test_guidance_negative_prompt_steps_and_size_each_have_an_effect(sd: Served)
             assert np.abs(one.astype(int) - two.astype(int)).max() > 1
 
 
+@pytest.mark.parametrize(("side", "shape"), [("height", (1, 32, 16, 3)), ("width", (1, 16, 32, 3))])
+def test_one_side_alone_is_not_ignored(sd: Served, side: str, shape: tuple[int, ...]) -> None:
+    """`StableDiffusionPipeline` takes its own size if either side is missing; the echo would then be a lie."""
+    with sd.running() as running:
+        result = running.results([make("a dog", 3, num_inference_steps=2, **{side: 32})])[0]
+    assert result.output.images is not None
+    assert result.output.images.shape == shape
+    assert (result.record.params["height"], result.record.params["width"]) == shape[1:3]
+
+
 def test_the_record_echoes_what_was_really_used(sd: Served) -> None:
     with sd.running() as running:
         given = make(

@@ -71,12 +71,20 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "default_width": ({"default_width": "wide"}, r"parameter 'default_width': 'wide' is not an integer"),
     "max_prompt_bytes": ({"max_prompt_bytes": "0"}, r"parameter 'max_prompt_bytes': 0 is not allowed"),
     "warmup_sizes": ({"warmup_sizes": "64by64"}, r"parameter 'warmup_sizes': '64by64' is not a size; write .*'512x512"),
+    "warmup": (
+        {"warmup_sizes": "32x32, 33x32"},
+        r"height: 33 is not allowed; it must be a multiple of|33",
+    ),
+    "require": (
+        {"step_batching": "require", "self_check_tolerance": "0", "dtype": "bfloat16"},
+        r"step_batching is 'require', but unet cannot be batched \(self_check\); set it to 'auto'",
+    ),
     "misspelt": (
         {"max_num_seq": "4"},
         r"parameter 'max_num_seq': there is no such parameter; did you mean 'max_num_seqs'\?",
     ),
 }
-"""For each model `broken_NAME`: its parameters besides `model`, and what the reason that it is not loaded must match."""
+"""For each model `broken_NAME`: its parameters besides `model`, and what the reason why it is not loaded must match."""
 
 
 class Repository:
@@ -120,7 +128,7 @@ def make_repository(path: Path, grpc_url: str) -> Repository:
     repository.add_shipped("emoji")
     repository.add_shipped("emoji_unary")
     # One slot and four places in the queue.
-    repository.add_streaming("tight", {"max_num_seqs": "1"}, QUEUE % 4)
+    repository.add_streaming("tight", {"max_num_seqs": "1", "self_check_tolerance": "0.3"}, QUEUE % 4)
     repository.add_twin("tight_unary")
     # Every limit and default at a value of its own, and no queue policy.
     repository.add_streaming(
@@ -131,7 +139,7 @@ def make_repository(path: Path, grpc_url: str) -> Repository:
             "max_num_seqs": "2",
             "max_batch_rows": "6",
             "max_waiting": "1",
-            "max_steps": "2000",
+            "max_steps": "999",
             "max_side": "48",
             "max_outputs": "2",
             "max_frames": "5",
@@ -253,7 +261,7 @@ class Blocker:
     """
 
     def __init__(self, served: Served, model: str = "tight", count: int = 1, **values: Any) -> None:
-        self.calls = [served.stream(model, prompt="blocker", **LONG, **values) for _ in range(count)]
+        self.calls = [served.stream(model, prompt="blocker", **{**LONG, **values}) for _ in range(count)]
         for call in self.calls:
             call.wait_step()
 

@@ -11,6 +11,8 @@
     listing     the table of `list`
     meter       an executor that notes what each forward took
     measure     runs requests alone and together for `check`
+    compare     outputs with outputs
+    result      what `check` finds out
     verdict     the page that `check` prints
 
 Only what a command needs is imported when it runs: torch and diffusers take seconds.

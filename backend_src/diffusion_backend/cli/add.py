@@ -79,7 +79,8 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise CommandError(
-            f"--name: {name!r} is not allowed; use letters, digits, '_', '.' and '-', and begin with none of the last two"
+            f"--name: {name!r} is not allowed; use letters, digits, '_', '.' and '-', "
+            "and begin with none of the last two"
         )
     if name.endswith(UNARY):
         raise CommandError(f"--name: {name!r} is not allowed; names that end in {UNARY} are those of unary twins")

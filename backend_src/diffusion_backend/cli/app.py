@@ -11,15 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..config import ModelConfig
-from .console import EXIT_NOT_RIGHT, output, progress, readable_errors, tell_error
+from .console import EXIT_NOT_RIGHT, output, progress, quiet, readable_errors, tell_error
 from .parameters import with_parameters
 
 if TYPE_CHECKING:
     from .add import Added
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich"
-)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
 def main() -> None:
@@ -55,7 +53,7 @@ Repository = Annotated[
 
 
 def _repository(given: Path | None) -> Path:
-    from ..serve.__main__ import default_repository
+    from ..serve.command import default_repository
 
     return given if given is not None else default_repository()
 
@@ -92,9 +90,7 @@ def add(
     place = _repository(repository)
     with progress() as tell:
         tell(f"looking at {source}")
-        added = add_model(
-            source, name=name, repository=place, parameters=parameters, unary=unary, force=force
-        )
+        added = add_model(source, name=name, repository=place, parameters=parameters, unary=unary, force=force)
     _show_added(added, repository)
 
 
@@ -153,7 +149,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where to load it, such as cpu or cuda:0; the first GPU, or the CPU where there is none, unless given.",
+            help="Where to load it, such as cpu or cuda:0; the first GPU, or else the CPU, unless given.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +168,7 @@ def check(
 
     model = find_model(_repository(repository), name)
     from ..errors import ConfigurationError, DiffusionError
-    from .measure import measure, quiet
+    from .measure import measure
     from .verdict import show
 
     assert model.config is not None

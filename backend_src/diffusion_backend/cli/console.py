@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import ParamSpec
 
@@ -76,3 +78,26 @@ def progress() -> Iterator[Callable[[str], None]]:
         return
     with console.status("starting") as status:
         yield lambda what: status.update(escape(what))
+
+
+@contextlib.contextmanager
+def quiet(verbose: bool) -> Iterator[None]:
+    """Keep logs and warnings off the terminal meanwhile, unless told otherwise: the result says what they say."""
+    logger = logging.getLogger("diffusion_backend")
+    level, propagate = logger.level, logger.propagate
+    handler: logging.Handler = logging.NullHandler()
+    if verbose:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        with warnings.catch_warnings():
+            if not verbose:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate

@@ -121,7 +121,7 @@ def _known() -> Iterable[str]:
 def call_parameters(cls: type) -> dict[str, inspect.Parameter]:
     """Return the named parameters of a class's call."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(cls.__call__).parameters  # type: ignore[operator]
+    parameters = inspect.signature(cls.__call__).parameters
     return {name: p for name, p in parameters.items() if name != "self" and p.kind not in variadic}
 
 
@@ -129,7 +129,7 @@ def outputs_of(cls: type) -> tuple[str, ...]:
     """Return what a pipeline class makes: told by the output class that its call returns, else by its arguments."""
     from diffusers.utils import BaseOutput
 
-    call = inspect.unwrap(cls.__call__)  # type: ignore[operator]
+    call = inspect.unwrap(cls.__call__)
     code, names = getattr(call, "__code__", None), getattr(call, "__globals__", {})
     made: set[str] = set()
     for name in code.co_names if code is not None else ():

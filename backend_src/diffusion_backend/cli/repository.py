@@ -86,7 +86,8 @@ def find_model(repository: Path, name: str) -> Model:
         raise CommandError(f"{name}: {model.problem}")
     if model.kind is Kind.UNARY:
         raise CommandError(
-            f"{name} only passes requests on to {model.stream_model}; try `diffusion-backend check {model.stream_model}`"
+            f"{name} only passes requests on to {model.stream_model}; "
+            f"try `diffusion-backend check {model.stream_model}`"
         )
     if model.kind is Kind.OTHER:
         raise CommandError(f"{name} is no model of this backend, so there is nothing to check")
@@ -130,7 +131,9 @@ def _read(folder: Path) -> Model:
         stream_model = unary.stream_model or folder.name.removesuffix("_unary")
         if stream_model == folder.name:
             return Model(
-                folder, Kind.BROKEN, "parameter 'stream_model' is missing: name the streaming model, or call it NAME_unary"
+                folder,
+                Kind.BROKEN,
+                "parameter 'stream_model' is missing: name the streaming model, or call it NAME_unary",
             )
         return Model(folder, kind, stream_model=stream_model, far=unary.grpc_endpoint is not None)
     return Model(folder, kind)

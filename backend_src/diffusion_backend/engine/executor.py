@@ -67,6 +67,8 @@ class Capabilities:
         pipeline_class: name of the `diffusers` class.
         modalities: those of `image`, `video`, `audio` that it makes.
         arguments: names of its `__call__` arguments.
+        needs: the pictures that a request must have (`image`, `mask_image`, `control_image`).
+        sample_rate: of the sound, in Hz, or None.
         defaults: the defaults of `num_inference_steps`, `guidance_scale`, `height`, `width` where they are known.
         size_multiple: heights and widths must be multiples of it (pixels).
         schedulers: class names of the schedulers that may be asked for.
@@ -81,6 +83,8 @@ class Capabilities:
     arguments: frozenset[str]
     defaults: dict[str, Any]
     size_multiple: int = 1
+    needs: tuple[str, ...] = ()
+    sample_rate: int | None = None
     schedulers: tuple[str, ...] = ()
     supports_previews: bool = False
     joint: dict[str, str | None] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import NoReturn
 
 import numpy as np
 import soundfile
@@ -15,9 +16,9 @@ from ..errors import InvalidArgumentError
 _SUBTYPE = "PCM_24"
 _FULL_SCALE = 1 << 23
 
-# Of the formats themselves: the WAV header has 16 bits for the channels, FLAC's has three.
-_MAX_CHANNELS = {"wav": 1024, "flac": 8}
-_MAX_SAMPLE_RATE = {"wav": 2**31 - 1, "flac": 655_350}
+_MAX_CHANNELS = {"wav": 1024, "flac": 8}  # libsndfile's SF_MAX_CHANNELS; FLAC's header has three bits
+# Hz. FLAC's streamable subset tells rates in 16 bits, of 1 Hz or of 10 Hz (RFC 9639, 9.1.2).
+_FLAC_RATES = (65_535, 655_350)
 
 
 def encode_audio(sound: NDArray[np.float32], sample_rate: int | None, name: str) -> bytes:
@@ -31,20 +32,20 @@ def encode_audio(sound: NDArray[np.float32], sample_rate: int | None, name: str)
         name: `wav` or `flac`.
 
     Raises:
-        InvalidArgumentError: the format has no room for so many channels or so high a rate, or no rate is known.
+        InvalidArgumentError: the format has no room for so many channels, this rate or no samples; no rate is known.
     """
-    channels = sound.shape[0]
+    channels, count = sound.shape
     rate = known_sample_rate(sample_rate, name)
     if channels > _MAX_CHANNELS[name]:
-        raise InvalidArgumentError(
-            "output_format", f"{name!r} holds at most {_MAX_CHANNELS[name]} channels, not {channels}; give 'raw'"
-        )
-    if rate > _MAX_SAMPLE_RATE[name]:
-        raise InvalidArgumentError(
-            "output_format", f"{name!r} holds at most {_MAX_SAMPLE_RATE[name]} samples a second, not {rate}; give 'raw'"
-        )
-    scaled = np.rint(np.nan_to_num(sound.astype(np.float64), nan=0.0) * _FULL_SCALE)
-    samples = scaled.clip(-_FULL_SCALE, _FULL_SCALE - 1).astype(np.int32) << 8  # libsndfile takes the upper 24 bits
+        _refuse(name, f"holds at most {_MAX_CHANNELS[name]} channels, not {channels}")
+    if name == "flac":
+        any_hz, tens_of_hz = _FLAC_RATES
+        if rate > tens_of_hz or (rate > any_hz and rate % 10):
+            _refuse(name, f"holds rates up to {any_hz} Hz, or in tens up to {tens_of_hz}, not {rate}")
+        if count == 0:  # libsndfile would make a file of no bytes
+            _refuse(name, "holds one sample at least, and the sound has none")
+    scaled = np.rint(np.nan_to_num(sound.clip(-1.0, 1.0)).astype(np.float64) * _FULL_SCALE)
+    samples = scaled.clip(max=_FULL_SCALE - 1).astype(np.int32) << 8  # libsndfile takes the upper 24 bits
     buffer = io.BytesIO()
     soundfile.write(buffer, samples.T, rate, format=name.upper(), subtype=_SUBTYPE)
     return buffer.getvalue()
@@ -57,7 +58,9 @@ def known_sample_rate(sample_rate: int | None, name: str) -> int:
         InvalidArgumentError: it is None.
     """
     if sample_rate is None:
-        raise InvalidArgumentError(
-            "output_format", f"{name!r} needs a sample rate, and the model does not tell that of its sound; give 'raw'"
-        )
+        _refuse(name, "needs a sample rate, and the model does not tell that of its sound")
     return sample_rate
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise InvalidArgumentError("output_format", f"{name!r} {why}; give 'raw'")

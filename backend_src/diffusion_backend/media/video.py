@@ -32,8 +32,8 @@ _ENCODER_THREADS = 4
 _BT709 = 1  # primaries, transfer and matrix (ITU-T H.273, tables 2 to 4): what players expect of untagged video, too
 _LIMITED_RANGE = 1  # AVCOL_RANGE_MPEG
 
-_SOUND_BITS = 96_000  # a second and channel; FFmpeg's own encoder is transparent at 128,000 for two
-_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 8: "7.1"}  # those that AAC can tell
+_SOUND_BITS = 96_000  # a second and channel; half as much again as FFmpeg's default
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1"}  # channels
 # Sampling frequencies of AAC, in Hz (ISO/IEC 14496-3, table 1.18); a sound of another rate is resampled to the last.
 _SOUND_RATES = (96000, 88200, 64000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350, 48000)
 
@@ -87,7 +87,7 @@ class _Track:
     """The sound of a video on its way into the container."""
 
     def __init__(self, container: av.container.OutputContainer, sound: NDArray[np.float32], rate: int) -> None:
-        self._sound = np.nan_to_num(sound, nan=0.0)
+        self._sound = np.nan_to_num(sound.clip(-1.0, 1.0))
         self._rate = rate
         self._layout = _LAYOUTS[sound.shape[0]]
         self._done = 0

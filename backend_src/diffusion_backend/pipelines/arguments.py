@@ -12,7 +12,7 @@ import torch
 
 from ..engine.executor import Capabilities
 from ..errors import InvalidArgumentError, did_you_mean
-from ..request import DiffusionRequest
+from ..request import PICTURES, DiffusionRequest
 
 OUTPUTS_PER_PROMPT = (
     "num_images_per_prompt",
@@ -22,10 +22,22 @@ OUTPUTS_PER_PROMPT = (
 )
 """What pipelines call the number of outputs a prompt."""
 
+DURATION = ("audio_length_in_s", "audio_end_in_s", "audio_duration", "duration_s")
+"""What pipelines call the length of their sound."""
+
+FRAME_RATE = ("frame_rate", "fps")
+"""What pipelines call the frames a second of their video."""
+
+DEFAULT_FRAME_RATE = 16.0
+"""Frames a second of a video for which neither the request nor the pipeline names a rate."""
+
+_PLAIN = ("num_inference_steps", "guidance_scale", "height", "width", "num_frames", "strength")
+"""Fields of a request that are arguments of the same name."""
+
 RESERVED = frozenset(
     {"generator", "output_type", "return_dict", "latents", "callback", "callback_steps", "callback_on_step_end"}
     | {"callback_on_step_end_tensor_inputs", "prompt_embeds", "negative_prompt_embeds", "prompt", "negative_prompt"}
-    | {"num_inference_steps", "guidance_scale", "height", "width", "num_frames", *OUTPUTS_PER_PROMPT}
+    | {*_PLAIN, *OUTPUTS_PER_PROMPT, *DURATION, *FRAME_RATE, *PICTURES}
 )
 """Arguments that `extra_args` may not set: the request has inputs for them, or they are not plain values."""
 
@@ -38,6 +50,7 @@ class Limits:
     max_side: int = 4096
     max_outputs: int = 64
     max_frames: int = 1024
+    max_duration_s: float = 600.0
     max_prompt_bytes: int = 16384
 
 
@@ -54,10 +67,9 @@ def defaults_of(pipeline: Any) -> dict[str, Any]:
     A size of None means the pipeline's own: the size of its denoiser's sample times the scale of its decoder.
     """
     parameters = signature_of(pipeline)
-    names = ("num_inference_steps", "guidance_scale", "height", "width", "num_frames")
     defaults = {
         name: parameters[name].default
-        for name in names
+        for name in (*_PLAIN, *FRAME_RATE)
         if name in parameters and parameters[name].default is not inspect.Parameter.empty
     }
     size = getattr(pipeline, "default_sample_size", None)
@@ -68,6 +80,12 @@ def defaults_of(pipeline: Any) -> dict[str, Any]:
     if isinstance(size, int) and isinstance(scale, int):
         defaults = {k: (size * scale if v is None and k in ("height", "width") else v) for k, v in defaults.items()}
     return defaults
+
+
+def frame_rate_of(defaults: Mapping[str, Any]) -> float:
+    """Return the frames a second of a pipeline's video, from the defaults of its arguments."""
+    rates = (defaults.get(name) for name in FRAME_RATE)
+    return next((float(rate) for rate in rates if isinstance(rate, int | float)), DEFAULT_FRAME_RATE)
 
 
 def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limits, max_batch_rows: int) -> None:
@@ -87,6 +105,9 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
                 refuse(prompt_field, f"{size} bytes are too many; at most {limits.max_prompt_bytes} are allowed")
     _in_range("num_inference_steps", request.num_inference_steps, 1, limits.max_steps, refuse)
     _in_range("num_frames", request.num_frames, 1, limits.max_frames, refuse)
+    _in_range("strength", request.strength, 0.0, 1.0, refuse)
+    _in_range("frame_rate", request.frame_rate, 1.0, 240.0, refuse)
+    _in_range("duration_s", request.duration_s, 0.1, limits.max_duration_s, refuse)
     _in_range("num_outputs_per_prompt", request.num_outputs_per_prompt, 1, limits.max_outputs, refuse)
     _in_range("preview_interval", request.preview_interval, 0, limits.max_steps, refuse)
     for name in ("height", "width"):
@@ -120,9 +141,18 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
 
 def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
     known = capabilities.arguments
-    for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames", "negative_prompt"):
-        if getattr(request, name) is not None and name not in known:
+    for name, targets in {
+        **{name: (name,) for name in (*_PLAIN, "negative_prompt", *PICTURES)},
+        "frame_rate": FRAME_RATE,
+        "duration_s": (*DURATION, "num_frames"),
+    }.items():
+        if getattr(request, name) is not None and not known.intersection(targets):
             refuse(name, f"{capabilities.pipeline_class} has no such argument; leave it out")
+    for name in capabilities.needs:
+        if getattr(request, name) is None:
+            refuse(name, f"it is missing; {capabilities.pipeline_class} needs a picture here")
+    if request.duration_s is not None and request.num_frames is not None:
+        refuse("duration_s", "num_frames says the length already; leave one of them out")
     if request.num_outputs_per_prompt > 1 and not known.intersection(OUTPUTS_PER_PROMPT):
         refuse("num_outputs_per_prompt", f"{capabilities.pipeline_class} makes one output a prompt")
     allowed = sorted(known - RESERVED)
@@ -139,8 +169,8 @@ def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, refu
             refuse("extra_args", f"{name!r} must be a plain JSON value")
 
 
-def _in_range(name: str, value: int | None, low: int, high: int, refuse: Any) -> None:
-    if value is not None and not low <= value <= high:
+def _in_range(name: str, value: float | None, low: float, high: float, refuse: Any) -> None:
+    if value is not None and not low <= value <= high:  # a NaN is in no range
         refuse(name, f"{value} is not allowed; it must be from {low} to {high}")
 
 
@@ -152,8 +182,16 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def call_arguments(request: DiffusionRequest, arguments: frozenset[str], output_type: str) -> dict[str, Any]:
+def call_arguments(
+    request: DiffusionRequest,
+    arguments: frozenset[str],
+    output_type: str,
+    defaults: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the keyword arguments for a pipeline's call; what the request leaves out is left to the pipeline.
+
+    But for a height without a width, or the reverse: some pipelines ignore one alone, so the other one is filled in
+    from `defaults` (see `defaults_of`).
 
     Each output has a generator of its own, on the CPU, so that it is the same on every device and among any
     neighbours, and can be made again alone from its seed.
@@ -169,12 +207,36 @@ def call_arguments(request: DiffusionRequest, arguments: frozenset[str], output_
     }
     if request.negative_prompt is not None:
         call["negative_prompt"] = request.negative_prompt[0] if single else list(request.negative_prompt)
-    for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames"):
+    for name in _PLAIN:
         value = getattr(request, name)
         if value is not None:
             call[name] = value
+    for name in PICTURES:
+        pictures = getattr(request, name)
+        if pictures is not None:
+            call[name] = pictures[0] if single else list(pictures)
+    call.update(_time_arguments(request, arguments, frame_rate_of(defaults or {})))
+    for side, other in (("height", "width"), ("width", "height")):
+        if side in call and other not in call and isinstance((defaults or {}).get(other), int):
+            call[other] = (defaults or {})[other]
     if "prompt" not in arguments and "batch_size" in arguments:
         call["batch_size"] = request.num_outputs  # an unconditional pipeline
     if request.num_outputs_per_prompt > 1:
         call[next(n for n in OUTPUTS_PER_PROMPT if n in arguments)] = request.num_outputs_per_prompt
     return {name: value for name, value in call.items() if name in arguments}
+
+
+def _time_arguments(request: DiffusionRequest, arguments: frozenset[str], frame_rate: float) -> dict[str, Any]:
+    """Return the arguments for the frame rate and the length, by the pipeline's own names for them."""
+    made: dict[str, Any] = {}
+    rate = request.frame_rate if request.frame_rate is not None else frame_rate
+    if request.frame_rate is not None:
+        name = next(n for n in FRAME_RATE if n in arguments)
+        made[name] = request.frame_rate if name == "frame_rate" else round(request.frame_rate)
+    if request.duration_s is not None:
+        length = next((n for n in DURATION if n in arguments), None)
+        if length is not None:
+            made[length] = request.duration_s
+        else:
+            made["num_frames"] = max(1, round(request.duration_s * rate))
+    return made

@@ -18,8 +18,7 @@ from ..engine.executor import Capabilities, Report, Work, WorkKind
 from ..errors import DiffusionError, InvalidArgumentError, OutOfMemoryError, PipelineError, without_paths
 from ..request import DiffusionOutput, DiffusionRequest, Event, EventKind
 from ..timing import now
-from .arguments import call_arguments, signature_of
-from .audio import sample_rate_of
+from .arguments import call_arguments, frame_rate_of, signature_of
 from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
 from .module_state import restorer
@@ -74,7 +73,6 @@ class PipelineExecutor:
         self._capabilities = capabilities
         self._output_type = output_type
         self._arguments = frozenset(signature_of(pipeline))
-        self._sample_rate = sample_rate_of(pipeline)
         self._active: dict[str, _Active] = {}
         self._mode = torch.inference_mode()
 
@@ -150,9 +148,10 @@ class PipelineExecutor:
 
     def _call(self, active: _Active) -> DiffusionOutput:
         """Run in the greenlet: the whole of a request."""
-        arguments = call_arguments(active.request, self._arguments, self._output_type)
-        raw = active.pipeline(**arguments)
-        return to_output(raw, sample_rate=self._sample_rate, frame_rate=_frame_rate(active))
+        request, defaults = active.request, self._capabilities.defaults
+        raw = active.pipeline(**call_arguments(request, self._arguments, self._output_type, defaults))
+        rate = request.frame_rate if request.frame_rate is not None else frame_rate_of(defaults)
+        return to_output(raw, sample_rate=self._capabilities.sample_rate, frame_rate=rate)
 
     def _on_step(self, active: _Active, meter: StepMeter) -> None:
         """Note a step; called in the greenlet, by the request's scheduler."""
@@ -218,16 +217,6 @@ class PipelineExecutor:
         return PipelineError(error, request_id=request_id, where=f"after {step} steps")
 
 
-def _frame_rate(active: _Active) -> float | None:
-    """Return the frames a second that the request asked for, or that the pipeline takes by default."""
-    for name in ("frame_rate", "fps"):
-        default = signature_of(active.pipeline)[name].default if name in signature_of(active.pipeline) else None
-        rate = active.request.extra_args.get(name, default)
-        if isinstance(rate, int | float) and not isinstance(rate, bool):
-            return float(rate)
-    return None
-
-
 def run_calls(calls: Sequence[Call]) -> list[Any]:
     """Run parked calls of equal keys, as one if they are several; return each one's output or what it raised.
 
@@ -277,10 +266,11 @@ def _params(request: DiffusionRequest, capabilities: Capabilities) -> dict[str, 
     defaults: Mapping[str, Any] = capabilities.defaults
     used = {
         name: given if (given := getattr(request, name)) is not None else defaults.get(name)
-        for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames")
+        for name in ("num_inference_steps", "guidance_scale", "height", "width", "num_frames", "strength", "frame_rate")
     }
     return {
         **{name: value for name, value in used.items() if value is not None},
+        **({} if request.duration_s is None else {"duration_s": request.duration_s}),
         "num_outputs_per_prompt": request.num_outputs_per_prompt,
         "seeds": list(request.seeds),
         **request.extra_args,

@@ -18,9 +18,10 @@ import torch
 
 from ..engine.executor import Capabilities, WorkKind
 from ..errors import ModelLoadError
-from ..request import DiffusionRequest
+from ..request import PICTURES, DiffusionRequest
 from . import layout
 from .arguments import OUTPUTS_PER_PROMPT, call_arguments, defaults_of, signature_of
+from .audio import sample_rate_of
 from .dummy import offers
 from .layout import LayoutError
 from .meeting_point import Call, CallLayout, MeetingPoint, RequestGreenlet
@@ -106,6 +107,8 @@ def prepare(
         arguments=runner.arguments,
         defaults=defaults_of(pipeline),
         size_multiple=_size_multiple(pipeline),
+        needs=tuple(name for name in PICTURES if name in runner.inputs([0])),
+        sample_rate=sample_rate_of(pipeline),
         schedulers=tuple(sorted(names)),
         supports_previews=can_preview(pipeline),
         exclusive=runner.changes_modules,

@@ -10,7 +10,7 @@ import torch
 from diffusers import SchedulerMixin
 
 from ..request import DiffusionOutput, DiffusionRequest
-from .arguments import call_arguments, signature_of
+from .arguments import call_arguments, defaults_of, signature_of
 from .audio import sample_rate_of
 from .outputs import to_output
 
@@ -23,7 +23,7 @@ def run_alone(pipeline: Any, request: DiffusionRequest, *, output_type: str = "p
     arguments = frozenset(signature_of(pipeline))
     own = own_copy(pipeline, request.scheduler)
     with torch.inference_mode():
-        raw = own(**call_arguments(request, arguments, output_type))
+        raw = own(**call_arguments(request, arguments, output_type, defaults_of(pipeline)))
     return to_output(raw, sample_rate=sample_rate_of(pipeline))
 
 

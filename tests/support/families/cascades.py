@@ -170,11 +170,13 @@ def _case(
 WUERSTCHEN = _combined(WUERSTCHEN_PRIOR, WUERSTCHEN_DECODER)
 CASCADE = _combined(CASCADE_PRIOR, CASCADE_DECODER)
 NONE = (None,) * 4
-CASES = [
+PRIORS = [  # their outputs are embeddings, not pictures, so they are none of the cases
     _case("StableCascadePriorPipeline", "prior", CASCADE_PRIOR, **LARGE),
+    _case("WuerstchenPriorPipeline", "prior", WUERSTCHEN_PRIOR, **LARGE),
+]
+CASES = [
     _case("StableCascadeDecoderPipeline", "decoder", CASCADE_DECODER, _embeddings, guidance=GUIDED),
     _case("StableCascadeCombinedPipeline", "text", CASCADE, guidance=NONE, **COMBINED),
-    _case("WuerstchenPriorPipeline", "prior", WUERSTCHEN_PRIOR, **LARGE),
     _case("WuerstchenDecoderPipeline", "decoder", WUERSTCHEN_DECODER, _embeddings, guidance=GUIDED),
     _case("WuerstchenCombinedPipeline", "text", WUERSTCHEN, guidance=NONE, **COMBINED),
     _case("AmusedPipeline", "text", MUSE, height=32, width=32),

@@ -7,6 +7,7 @@ from typing import Any
 import diffusers
 
 from . import components as c
+from .components_video import lively
 from .flux import SQUARE, control, flow_match, image
 from .stable_diffusion import BETAS, MIXED
 
@@ -133,12 +134,10 @@ LUMINA_2 = {
         cap_feat_dim=32,
     ).eval(),
 }
-AURA = {
-    "tokenizer": c.t5_tokenizer,
-    "text_encoder": c.umt5_encoder,
-    "vae": c.vae,
-    "scheduler": lambda: flow_match(shift=1.73),
-    "transformer": lambda: diffusers.AuraFlowTransformer2DModel(
+
+
+def _aura() -> Any:
+    model = diffusers.AuraFlowTransformer2DModel(
         sample_size=16,
         num_mmdit_layers=1,
         num_single_dit_layers=1,
@@ -147,7 +146,16 @@ AURA = {
         joint_attention_dim=32,
         caption_projection_dim=16,
         pos_embed_max_size=256,
-    ).eval(),
+    )
+    return lively(model, 3.0).eval()  # else its text would hardly matter
+
+
+AURA = {
+    "tokenizer": c.t5_tokenizer,
+    "text_encoder": c.umt5_encoder,
+    "vae": c.vae,
+    "scheduler": lambda: flow_match(shift=1.73),
+    "transformer": _aura,
 }
 
 

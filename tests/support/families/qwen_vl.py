@@ -141,7 +141,7 @@ DREAMLITE = {
 
 
 def _ernie() -> Any:
-    return diffusers.ErnieImageTransformer2DModel(
+    model = diffusers.ErnieImageTransformer2DModel(
         hidden_size=32,
         num_attention_heads=2,
         num_layers=1,
@@ -150,7 +150,8 @@ def _ernie() -> Any:
         out_channels=64,
         text_in_dim=32,
         rope_axes_dim=(8, 4, 4),
-    ).eval()
+    )
+    return c.awaken(model).eval()
 
 
 ERNIE = {
