@@ -27,6 +27,7 @@ PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "max_side": ("2048", 2048, 4096),
     "max_outputs": ("4", 4, 64),
     "max_frames": ("81", 81, 1024),
+    "max_duration_s": ("12.5", 12.5, 600.0),
     "default_num_inference_steps": ("20", 20, None),
     "default_guidance_scale": ("3.5", 3.5, None),
     "default_height": ("64", 64, None),
@@ -34,6 +35,8 @@ PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "max_prompt_bytes": ("100", 100, 16384),
     "warmup_sizes": ("512x512, 768x512 64x32", ((512, 512), (768, 512), (64, 32)), ()),
 }
+
+WHOLE = [name for name, (_, value, _) in PARAMETERS.items() if name.startswith("max_") and isinstance(value, int)]
 
 
 def test_every_parameter_is_in_the_table_above() -> None:
@@ -80,8 +83,13 @@ def test_an_unknown_parameter_names_the_nearest_known_one(name: str, nearest: st
         ("self_check_tolerance", "nan", "nan is not allowed; it must be finite"),
         ("self_check_tolerance", "-0.1", "-0.1 is not allowed; it must be at least 0 and less than 1"),
         ("self_check_tolerance", "1", "1.0 is not allowed; it must be at least 0 and less than 1"),
-        *((name, "0", "0 is not allowed; it must be at least 1") for name in PARAMETERS if name.startswith("max_")),
-        *((name, "many", "'many' is not an integer") for name in PARAMETERS if name.startswith("max_")),
+        *((name, "0", "0 is not allowed; it must be at least 1") for name in WHOLE),
+        *((name, "many", "'many' is not an integer") for name in WHOLE),
+        ("max_steps", "1_000", "'1_000' is not an integer"),
+        ("max_duration_s", "0", "0.0 is not allowed; it must be more than 0"),
+        ("max_duration_s", "long", "'long' is not a number"),
+        ("default_guidance_scale", "-1", "-1.0 is not allowed; it must be at least 0"),
+        ("warmup_sizes", "0x64", "'0x64' is not allowed; sizes are at least 1"),
         ("max_num_seqs", "2.5", "'2.5' is not an integer"),
         ("max_num_seqs", "", "'' is not an integer"),
         ("default_num_inference_steps", "-1", "-1 is not allowed; it must be at least 1"),

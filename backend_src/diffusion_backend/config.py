@@ -14,10 +14,9 @@ from .errors import ConfigurationError, did_you_mean
 
 def _integer(low: int) -> Callable[[str, str], int]:
     def parse(name: str, text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise ConfigurationError(name, f"{text!r} is not an integer") from None
+        if not re.fullmatch(r"[+-]?[0-9]+", text):
+            raise ConfigurationError(name, f"{text!r} is not an integer")
+        value = int(text)
         if value < low:
             raise ConfigurationError(name, f"{value} is not allowed; it must be at least {low}")
         return value
@@ -50,6 +49,20 @@ def _number(name: str, text: str) -> float:
     return value
 
 
+def _not_negative(name: str, text: str) -> float:
+    value = _number(name, text)
+    if value < 0:
+        raise ConfigurationError(name, f"{value} is not allowed; it must be at least 0")
+    return value
+
+
+def _positive(name: str, text: str) -> float:
+    value = _number(name, text)
+    if value <= 0:
+        raise ConfigurationError(name, f"{value} is not allowed; it must be more than 0")
+    return value
+
+
 def _tolerance(name: str, text: str) -> float:
     value = _number(name, text)
     if not 0 <= value < 1:
@@ -63,6 +76,8 @@ def _sizes(name: str, text: str) -> tuple[tuple[int, int], ...]:
         match = re.fullmatch(r"(\d+)x(\d+)", part)
         if match is None:
             raise ConfigurationError(name, f"{part!r} is not a size; write heights and widths as '512x512, 768x512'")
+        if not int(match[1]) or not int(match[2]):
+            raise ConfigurationError(name, f"{part!r} is not allowed; sizes are at least 1")
         sizes.append((int(match[1]), int(match[2])))
     return tuple(sizes)
 
@@ -103,8 +118,9 @@ class ModelConfig:
     max_side: int = _param(4096, _integer(1), "height and width that a request may ask for, in pixels")
     max_outputs: int = _param(64, _integer(1), "outputs a prompt that a request may ask for")
     max_frames: int = _param(1024, _integer(1), "frames that a request may ask for")
+    max_duration_s: float = _param(600.0, _positive, "seconds of sound or video that a request may ask for")
     default_num_inference_steps: int | None = _param(None, _integer(1), "steps where a request names none")
-    default_guidance_scale: float | None = _param(None, _number, "guidance scale where a request names none")
+    default_guidance_scale: float | None = _param(None, _not_negative, "guidance scale where a request names none")
     default_height: int | None = _param(None, _integer(1), "height where a request names none, in pixels")
     default_width: int | None = _param(None, _integer(1), "width where a request names none, in pixels")
     max_prompt_bytes: int = _param(16384, _integer(1), "bytes of a prompt")

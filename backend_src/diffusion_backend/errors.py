@@ -67,8 +67,8 @@ class InvalidArgumentError(CallerError):
 class RequestCancelledError(CallerError):
     """The request was cancelled before it was done."""
 
-    def __init__(self, *, request_id: str = "", where: str = "") -> None:
-        super().__init__(f"the request was cancelled{where and ' ' + where}", request_id=request_id)
+    def __init__(self, *, request_id: str = "") -> None:
+        super().__init__("the request was cancelled", request_id=request_id)
 
 
 class DeadlineExceededError(CallerError):

@@ -166,10 +166,16 @@ def test_an_on_event_that_raises_is_not_the_trouble_of_who_aborts_or_shuts_down(
     waiting[0].abort()
     with pytest.raises(RequestCancelledError):
         waiting[0].result(0)
-    made.stop()
-    for handle in (running, *waiting[1:]):
+    shutdown = threading.Thread(target=engine.shutdown, daemon=True)
+    shutdown.start()
+    for handle in waiting[1:]:  # told while the device is still held
         with pytest.raises(EngineStoppedError):
-            handle.result(0)
+            handle.result(DEADLINE_S)
+    executor.gate.open()
+    shutdown.join(DEADLINE_S)
+    assert not shutdown.is_alive()
+    with pytest.raises(EngineStoppedError):
+        running.result(0)
 
 
 def test_events_of_one_request_never_overlap_and_the_final_one_is_last(rig: Build) -> None:

@@ -193,11 +193,12 @@ def test_start_and_decode_cost_no_device_time() -> None:
     assert s.next_group() == Group(WorkKind.FORWARD, ("a",), 1)
 
 
-def test_newcomers_start_at_the_floor_and_not_at_zero() -> None:
+def test_newcomers_start_at_the_time_of_the_last_leader_and_not_at_zero() -> None:
     s = scheduler()
     run(s, ("old", forward("x")), ("older", forward("y")))
     s.charge(Group(WorkKind.FORWARD, ("old",), 1), 10.0)
     s.charge(Group(WorkKind.FORWARD, ("older",), 1), 7.0)
+    assert s.next_group() == Group(WorkKind.FORWARD, ("older",), 1)  # it leads, at 7
     s.add("new")
     s.admit()
     s.set_work("new", forward("z"))
@@ -205,12 +206,31 @@ def test_newcomers_start_at_the_floor_and_not_at_zero() -> None:
     assert s.next_group() == Group(WorkKind.FORWARD, ("older",), 1)
 
 
-def test_the_floor_survives_an_idle_time_and_never_falls() -> None:
+def test_newcomers_do_not_start_level_with_a_huge_one_that_is_left_alone() -> None:
+    """When all small ones end together, the next ones come before the huge one's next forward all the same."""
+    s = scheduler()
+    run(s, ("huge", forward("x")), ("small", forward("y")))
+    assert s.next_group() == Group(WorkKind.FORWARD, ("huge",), 1)
+    s.charge(Group(WorkKind.FORWARD, ("huge",), 1), 5.0)
+    assert s.next_group() == Group(WorkKind.FORWARD, ("small",), 1)
+    s.end("small", State.FINISHED)
+    s.add("next")
+    s.admit()
+    s.set_work("next", forward("y"))
+    for _ in range(4):  # 4 × 1.2 < 5
+        assert s.next_group() == Group(WorkKind.FORWARD, ("next",), 1)
+        s.charge(Group(WorkKind.FORWARD, ("next",), 1), 1.2)
+    s.charge(Group(WorkKind.FORWARD, ("next",), 1), 1.2)
+    assert s.next_group() == Group(WorkKind.FORWARD, ("huge",), 1)
+
+
+def test_the_virtual_time_survives_an_idle_time_and_never_falls() -> None:
     s = scheduler()
     run(s, ("a", forward("x")))
     s.charge(Group(WorkKind.FORWARD, ("a",), 1), 5.0)
+    assert s.next_group() == Group(WorkKind.FORWARD, ("a",), 1)  # it leads, at 5
     s.add("b")
-    s.admit()  # floor 5
+    s.admit()
     s.end("a", State.FINISHED)
     s.end("b", State.FINISHED)
     s.add("c")
@@ -303,8 +323,8 @@ def test_a_stream_of_newcomers_starves_neither_the_huge_nor_the_small(same_key: 
             newcomer()
         turns += 1
         assert turns < 100_000, "the huge request starves"
-    # By itself 100 s; with four equals beside it five times that, and a tenth more, as a newcomer starts at the least
-    # device time while whom it follows had a little more.
+    # By itself 100 s; with four equals beside it five times that, and a tenth more, as a newcomer starts at the time of
+    # the last leader while whom it follows had a little more.
     assert sim.took("huge") <= 5 * 100.0 * 1.1
     took = [sim.took(name) for name in sim.done if name != "huge"]
     assert len(took) >= 4 * 18  # at least one round of them for each forward of the huge one
@@ -320,7 +340,9 @@ def test_the_huge_one_advances_while_small_ones_wait_in_line() -> None:
         sim.add(f"small{i}", steps=5, cost=0.1, key="image")
     while "huge" not in sim.done:
         sim.turn()
-    assert sim.took("huge") <= 2 * 50.0 + 2.0
+    # Each small one starts at the time of the last leader, which is the one before it without its last step: so a small
+    # one gets six steps' worth for each five that it is charged, and the huge one a little less than half.
+    assert sim.took("huge") <= 50.0 + 50.0 * 6 / 5 + 2.0
 
 
 # -- deadlines --------------------------------------------------------------------------------------------------

@@ -104,7 +104,9 @@ def test_every_kind_of_png(data: bytes, expected: list[list[int]]) -> None:
         ),
         pytest.param(png(2, 8, 2, bytes(range(6)), chunk(b"tRNS", shorts(0, 1, 2))), [WHITE, [3, 4, 5]], id="RGB"),
         pytest.param(
-            png(1, 16, 2, shorts(256, 512, 768), chunk(b"tRNS", shorts(256, 512, 768))), [[1, 2, 3]], id="16-bit RGB"
+            png(1, 16, 2, shorts(0x0500, 0x0600, 0x0700), chunk(b"tRNS", shorts(0x0105, 0x0106, 0x0107))),
+            [[5, 6, 7]],
+            id="16-bit RGB",
         ),
         pytest.param(
             png(3, 2, 3, b"\x18", PALETTE, chunk(b"tRNS", bytes([255, 0, 128]))),
@@ -148,12 +150,20 @@ def test_a_webp_with_alpha_is_over_white() -> None:
         (picture("1", 0, 255), [[0] * 3, WHITE]),
         (picture("L", 0, 77), [[0] * 3, [77] * 3]),
         (picture("RGB", (1, 2, 3), (4, 5, 6)), [[1, 2, 3], [4, 5, 6]]),
-        (picture("RGBA", (1, 2, 3, 255), (1, 2, 3, 0)), [[1, 2, 3], WHITE]),
+        (picture("RGBA", (1, 2, 3, 255), (1, 2, 3, 0)), [[1, 2, 3], [1, 2, 3]]),  # the fourth byte means nothing there
     ],
     ids=lambda value: getattr(value, "mode", ""),
 )
 def test_every_kind_of_bmp(image: Image.Image, expected: list[list[int]]) -> None:
     assert decoded(saved(image, "BMP")) == expected
+
+
+def test_a_bmp_that_declares_alpha_is_over_white() -> None:
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII", 108, 3, 1, 1, 32, 3, 12, 0, 0, 0, 0) + masks + b"\0" * 52
+    pixels = bytes([3, 2, 1, 255, 3, 2, 1, 0, 30, 20, 10, 128])
+    data = b"BM" + struct.pack("<IHHI", 14 + 108 + 12, 0, 0, 14 + 108) + header + pixels
+    assert decoded(data) == [[1, 2, 3], WHITE, [over_white(c, 128) for c in (10, 20, 30)]]
 
 
 @pytest.mark.parametrize(

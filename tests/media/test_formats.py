@@ -156,8 +156,11 @@ def test_each_output_is_in_its_own_file() -> None:
     assert shades == [40, 200]
     levels = [float(soundfile.read(io.BytesIO(data))[0][0]) for data in OutputFormat("wav").encode(MUSIC)]
     assert levels == [0.25, -0.5]
-    frames = []
+    shades, levels = [], []
     for data in OutputFormat("mp4").encode(TALKIE):
         with av.open(io.BytesIO(data)) as container:
-            frames.append(float(next(container.decode(video=0)).to_ndarray(format="rgb24").mean()))
-    assert frames == pytest.approx([40, 200], abs=3)
+            shades.append(float(next(container.decode(video=0)).to_ndarray(format="rgb24").mean()))
+        with av.open(io.BytesIO(data)) as container:
+            levels.append(float(next(container.decode(audio=0)).to_ndarray()[0, 300:500].mean()))
+    assert shades == pytest.approx([40, 200], abs=3)
+    assert levels == pytest.approx([0.25, -0.5], abs=0.05)

@@ -67,19 +67,21 @@ def test_zero_bytes() -> None:
 def test_what_is_no_picture_or_of_another_format(data: bytes) -> None:
     message = refusal(data)
     assert message in (
-        f"its {len(data)} bytes are no picture that can be read; {READABLE} can",
+        f"its {len(data)} bytes are no picture, or their beginning is damaged; {READABLE} can be read",
         f"its {len(data)} bytes are a picture that is damaged or cut short; send it again",
     )
 
 
 def test_a_format_that_pillow_knows_but_callers_may_not_use() -> None:
     assert Image.open(io.BytesIO(saved("TIFF"))).format == "TIFF"
-    assert refusal(saved("TIFF")).endswith(f"bytes are no picture that can be read; {READABLE} can")
+    assert refusal(saved("TIFF")).endswith(
+        f"bytes are no picture, or their beginning is damaged; {READABLE} can be read"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_a_file(kind: str) -> None:
-    data = saved(kind)
+    data = saved(kind, (64, 48))
     half = data[: len(data) // 2]
     assert refusal(half) == f"its {len(half)} bytes are a picture that is damaged or cut short; send it again"
 
@@ -196,7 +198,7 @@ def test_neither_bytes_nor_an_array(value: object) -> None:
 
 
 def test_the_field_is_named_as_the_caller_knows_it() -> None:
-    with pytest.raises(InvalidArgumentError, match="^mask_image: it has zero bytes") as caught:
+    with pytest.raises(InvalidArgumentError, match=r"^mask_image: it has zero bytes") as caught:
         decode_mask(b"", max_pixels=1)
     assert caught.value.field == "mask_image"
     assert "zero bytes" in refusal(b"", field="control_image")
@@ -206,11 +208,13 @@ def only_a_picture_or_a_refusal(data: bytes) -> None:
     try:
         image = decode_image(data, max_pixels=4096)
     except InvalidArgumentError as error:
-        assert error.field == "image"
-        assert "/" not in error.message
+        refused = error
     else:
         assert image.mode == "RGB"
         assert 0 < image.width * image.height <= 4096
+        return
+    assert refused.field == "image"
+    assert "/" not in refused.message
 
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"RIFF\x20\0\0\0WEBPVP8L"]

@@ -222,7 +222,7 @@ def test_a_poisoned_request_fails_alone_among_eight(
     caplog.set_level(logging.CRITICAL)
     point = sd.points[0]
     original = point.original
-    with torch.inference_mode():
+    with torch.no_grad():
         marker = sd.bare.encode_prompt("poison", torch.device("cpu"), 1, do_classifier_free_guidance=False)[0][0]
     calls: list[int] = []
 
@@ -425,18 +425,18 @@ def test_a_dummy_run_that_fails_tells_why(sd: Served) -> None:
         assert running.results([make("a dog", 1, num_inference_steps=1)])
 
 
-def test_requests_run_in_inference_mode_on_the_engine_thread_only(sd: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_run_without_gradients_on_the_engine_thread_only(sd: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grad mode is thread state: were it not set on the engine thread, every forward would keep its activations."""
     point = sd.points[0]
     original = point.original
     modes: set[tuple[bool, str]] = set()
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        modes.add((torch.is_inference_mode_enabled(), threading.current_thread().name))
+        modes.add((torch.is_grad_enabled(), threading.current_thread().name))
         return original(*args, **kwargs)
 
     monkeypatch.setattr(point, "original", watched)
     with sd.running() as running:
         running.results([make("a dog", 1, num_inference_steps=2)])
-    assert modes == {(True, "diffusion-engine")}
-    assert not torch.is_inference_mode_enabled()
+    assert modes == {(False, "diffusion-engine")}
+    assert torch.is_grad_enabled()

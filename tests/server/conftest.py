@@ -24,7 +24,7 @@ MODEL = ROOT / "models" / "emoji"
 READY_S = 300.0
 SOAK = os.environ.get("SOAK", "") not in ("", "0")
 
-LONG = {"num_inference_steps": 1000, "height": 96, "width": 96}
+LONG = {"num_inference_steps": 900, "height": 96, "width": 96}
 """A call that takes at least half a minute on any machine: what it is for is over before it ends."""
 
 SMALL = {"num_inference_steps": 1, "height": 16, "width": 16, "guidance_scale": 1.0}
@@ -75,9 +75,9 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {"warmup_sizes": "32x32, 33x32"},
         r"height: 33 is not allowed; it must be a multiple of|33",
     ),
-    "require": (
-        {"step_batching": "require", "self_check_tolerance": "0", "dtype": "bfloat16"},
-        r"step_batching is 'require', but unet cannot be batched \(self_check\); set it to 'auto'",
+    "max_duration_s": (
+        {"max_duration_s": "0"},
+        r"parameter 'max_duration_s': 0.0 is not allowed; it must be more than 0",
     ),
     "misspelt": (
         {"max_num_seq": "4"},
@@ -143,6 +143,7 @@ def make_repository(path: Path, grpc_url: str) -> Repository:
             "max_side": "48",
             "max_outputs": "2",
             "max_frames": "5",
+            "max_duration_s": "7",
             "max_prompt_bytes": "40",
             "default_num_inference_steps": "3",
             "default_guidance_scale": "2.5",
@@ -188,15 +189,8 @@ def triton(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(triton: TritonServer) -> Iterator[Served]:
     """The client of the server."""
-    if os.environ.get("DEV_PORTS"):  # DEVHOOK
-        h, g, m = Path(os.environ["DEV_PORTS"]).read_text().split()
-        client = Served(f"127.0.0.1:{h}", f"127.0.0.1:{g}", f"127.0.0.1:{m}")
-        yield client
-        client.close()
-        return
-    triton = request.getfixturevalue("triton")
     client = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2])
     yield client
     client.close()

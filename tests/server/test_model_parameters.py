@@ -126,11 +126,12 @@ def test_a_default_is_what_an_explicit_value_gives_20(served):
 
 
 def test_limits_of_a_request_20(served):
-    """Case 20: max_steps, max_side, max_outputs, max_frames, max_prompt_bytes, max_batch_rows."""
+    """Case 20: max_steps, max_side, max_outputs, max_frames, max_duration_s, max_prompt_bytes, max_batch_rows."""
     assert "from 1 to 999" in refusal(served, num_inference_steps=1000)
     assert "from 1 to 48" in refusal(served, height=64)
     assert "from 1 to 2" in refusal(served, num_outputs_per_prompt=3)
     assert "from 1 to 5" in refusal(served, num_frames=6)
+    assert "to 7" in refusal(served, duration_s=8.0)
     assert "has no such argument" in refusal(served, num_frames=5)
     assert "41 bytes are too many; at most 40" in refusal(served, prompt="a" * 41)
     # 6 rows, of which an output with guidance takes two.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,11 +19,16 @@ from .parameters import with_parameters
 if TYPE_CHECKING:
     from .add import Added
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
 
 
 def main() -> None:
     """Run the command line; the console script `diffusion-backend`."""
+    # What these libraries warn of when they are imported concerns nobody here; whoever wants it sets the variables.
+    for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
     app(prog_name="diffusion-backend")
 
 
@@ -118,11 +125,11 @@ def _show_added(added: Added, repository: Path | None) -> None:
 
 
 def _option(repository: Path | None) -> str:
-    return "" if repository is None else f" --repository {repository}"
+    return "" if repository is None else f" --repository {shlex.quote(str(repository))}"
 
 
 def _serve(repository: Path | None) -> str:
-    return "make serve" if repository is None else f"MODEL_REPOSITORY={repository} make serve"
+    return "make serve" if repository is None else f"MODEL_REPOSITORY={shlex.quote(str(repository))} make serve"
 
 
 @app.command("list")

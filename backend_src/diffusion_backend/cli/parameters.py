@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 PANEL = "Parameters of the model, written to config.pbtxt"
 
-_METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT", "bool": "true|false"}
+_METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT", "bool": "BOOL"}
 
 
 def with_parameters(config: type, *, leave_out: frozenset[str] = frozenset()) -> Callable[[Any], Any]:
@@ -54,8 +53,8 @@ def with_parameters(config: type, *, leave_out: frozenset[str] = frozenset()) ->
 def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
     kind = typer.Option(
         f"--{field.name.replace('_', '-')}",
-        metavar=_metavar(field),
-        help=escape(_help(field)),
+        metavar=_METAVARS.get(str(field.type).split(" | ")[0], "TEXT"),
+        help=_help(field),
         rich_help_panel=PANEL,
         show_default=False,
     )
@@ -66,16 +65,21 @@ def _option(field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 def _help(field: dataclasses.Field[Any]) -> str:
     text: str = field.metadata["help"]
-    text = text[:1].upper() + text[1:]
-    if field.default in (None, (), dataclasses.MISSING):
+    if not text.split()[0].endswith(":"):  # what begins with a value stays as it is to be written
+        text = text[:1].upper() + text[1:]
+    choices = _choices(field)
+    if any(choice not in text for choice in choices):
+        text += f" ({', '.join(choices)})"
+    default = field.default
+    if default in (None, (), dataclasses.MISSING):
         return f"{text}."
-    return f"{text}; {field.default} unless given."
+    if isinstance(default, bool):
+        default = str(default).lower()
+    return f"{text}; {f'{default:g}' if isinstance(default, float) else default} unless given."
 
 
-def _metavar(field: dataclasses.Field[Any]) -> str:
-    """Return what stands for the value in the help: the choices where the parser has some, else the type."""
+def _choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Return the values that the field's parser allows, where it has a list of them."""
     variables: Mapping[str, Any] = inspect.getclosurevars(field.metadata["parse"]).nonlocals
     allowed = variables.get("allowed")
-    if isinstance(allowed, tuple):
-        return "|".join(map(str, allowed))
-    return _METAVARS.get(str(field.type).split(" | ")[0], "TEXT")
+    return allowed if isinstance(allowed, tuple) else ()

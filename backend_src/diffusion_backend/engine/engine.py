@@ -289,7 +289,7 @@ class DiffusionEngine:
         for call, future in controls:
             try:
                 future.set_result(call())
-            except Exception as error:
+            except BaseException as error:  # a control call that exits is the caller's affair, not the engine's end
                 future.set_exception(error)
         if doomed:
             self._update([self._abort_in_executor(request_id, error) for request_id, error in doomed.items()])

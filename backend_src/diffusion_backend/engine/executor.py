@@ -22,6 +22,8 @@ class WorkKind(Enum):
     """Begin the pipeline's call, up to its first meeting point."""
     FORWARD = "forward"
     """One forward of a denoiser, together with all others of the same key."""
+    STEP = "step"
+    """One step of a pipeline whose denoiser is no meeting point, by itself."""
     DECODE = "decode"
     """One decode, by itself."""
 
@@ -71,6 +73,7 @@ class Capabilities:
         sample_rate: of the sound, in Hz, or None.
         defaults: the defaults of `num_inference_steps`, `guidance_scale`, `height`, `width` where they are known.
         size_multiple: heights and widths must be multiples of it (pixels).
+        max_steps: most steps that the pipeline's scheduler can be asked for, or None.
         schedulers: class names of the schedulers that may be asked for.
         supports_previews: whether PREVIEW events can be made.
         joint: for each meeting point, None if its calls are batched, else the reason why not.
@@ -85,6 +88,7 @@ class Capabilities:
     size_multiple: int = 1
     needs: tuple[str, ...] = ()
     sample_rate: int | None = None
+    max_steps: int | None = None
     schedulers: tuple[str, ...] = ()
     supports_previews: bool = False
     joint: dict[str, str | None] = field(default_factory=dict)

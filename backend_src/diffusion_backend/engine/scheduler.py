@@ -4,8 +4,8 @@ Waiting requests are admitted by priority, then in order of arrival. Among the r
 the request with the least device time, so that one huge request never starves many small ones and still ends:
 
 - `device_time` of a request grows by its share (1/n) of the time of each forward that it is in;
-- a newcomer starts at the least device time among the running ones (never below an earlier such least), so that a
-  stream of newcomers cannot starve the old ones (the "virtual time" of fair queueing);
+- a newcomer starts at the device time of the last leader, so that it is served soon, and yet a stream of newcomers
+  cannot starve the old ones (the virtual time of start-time fair queueing: Goyal, Vin and Cheng, 1996);
 - works done once a request (START, DECODE) cost no device time and win ties, so they run at their request's next turn,
   at most one of them for each leader, and slots and batches fill and empty without delay.
 """
@@ -78,7 +78,7 @@ class Scheduler:
         self._slots: dict[str, Entry] = {}  # the running ones that still need the device
         self._heap: list[tuple[int, int, str]] = []  # of the waiting; ended ones are skipped when they surface
         self._deadlines: list[tuple[float, str]] = []  # likewise, of all live ones
-        self._floor = 0.0
+        self._virtual_time = 0.0  # never falls
 
     # -- counts -------------------------------------------------------------------------------------------------
 
@@ -135,9 +135,7 @@ class Scheduler:
             if entry is None or entry.arrival != arrival:
                 continue
             del self._waiting[request_id]
-            if self._slots:
-                self._floor = max(self._floor, min(e.device_time for e in self._slots.values()))
-            entry.device_time = self._floor
+            entry.device_time = self._virtual_time
             entry.work = Work(WorkKind.START, ("start", request_id), rows=0)
             self._running[request_id] = self._slots[request_id] = entry
             admitted.append(request_id)
@@ -151,6 +149,7 @@ class Scheduler:
         if not ready:
             return None
         leader = ready[0]
+        self._virtual_time = max(self._virtual_time, leader.device_time)
         work = leader.work
         assert work is not None
         if work.kind is not WorkKind.FORWARD or work.solo_reason is not None:
@@ -167,11 +166,12 @@ class Scheduler:
     def turn(self, entry: Entry) -> tuple[float, ...]:
         """Return whose turn it is: the smallest leads the next group. A subclass may order otherwise."""
         assert entry.work is not None
-        return (entry.device_time, entry.work.kind is WorkKind.FORWARD, entry.arrival)
+        once = entry.work.kind in (WorkKind.START, WorkKind.DECODE)
+        return (entry.device_time, not once, entry.arrival)
 
     def charge(self, group: Group, seconds: float) -> None:
-        """Add each member's share of a forward's time to its device time."""
-        if group.kind is WorkKind.FORWARD:
+        """Add each member's share of a forward's (or a step's) time to its device time."""
+        if group.kind in (WorkKind.FORWARD, WorkKind.STEP):
             for request_id in group.request_ids:
                 self._running[request_id].device_time += seconds / len(group.request_ids)
 

@@ -113,12 +113,13 @@ def _from_file(data: bytes, max_pixels: int, field: str) -> Image.Image:
         raise
     except UnidentifiedImageError:
         raise InvalidArgumentError(
-            field, f"its {len(data)} bytes are no picture that can be read; {_READABLE} can"
+            field, f"its {len(data)} bytes are no picture, or their beginning is damaged; {_READABLE} can be read"
         ) from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        # Above Pillow's own limit; reached first for a format whose decoder is given its canvas when it is opened.
+        # Pillow's own limit, which it checks first; some 179 million.
+        limit = min(max_pixels, 2 * (Image.MAX_IMAGE_PIXELS or max_pixels))
         raise InvalidArgumentError(
-            field, f"it has more pixels than the {max_pixels} allowed; send a smaller picture"
+            field, f"its pixels are more than the {limit} allowed; send a smaller picture"
         ) from None
     except Exception:  # Pillow's decoders raise whatever happens to them: OSError, SyntaxError, ValueError, KeyError, …
         raise InvalidArgumentError(

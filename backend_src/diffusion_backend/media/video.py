@@ -138,7 +138,6 @@ def _video_frame(frame: NDArray[np.uint8], index: int, rate: Fraction) -> av.Vid
     coded = rgb.reformat(format="yuv420p", dst_colorspace=Colorspace.ITU709, dst_color_range=_LIMITED_RANGE)
     coded.time_base = 1 / rate
     coded.pts = index
-    coded.duration = 1
     return coded
 
 

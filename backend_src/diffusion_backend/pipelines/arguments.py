@@ -103,7 +103,8 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
             size = len(text.encode())
             if size > limits.max_prompt_bytes:
                 refuse(prompt_field, f"{size} bytes are too many; at most {limits.max_prompt_bytes} are allowed")
-    _in_range("num_inference_steps", request.num_inference_steps, 1, limits.max_steps, refuse)
+    most = limits.max_steps if capabilities.max_steps is None else min(limits.max_steps, capabilities.max_steps)
+    _in_range("num_inference_steps", request.num_inference_steps, 1, most, refuse)
     _in_range("num_frames", request.num_frames, 1, limits.max_frames, refuse)
     _in_range("strength", request.strength, 0.0, 1.0, refuse)
     _in_range("frame_rate", request.frame_rate, 1.0, 240.0, refuse)
@@ -122,11 +123,10 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
         refuse("timeout", f"{request.timeout_s} s is not allowed; it must be more than 0")
     rows = request.num_outputs * capabilities.rows_per_output
     if rows > max_batch_rows:
-        most = max_batch_rows // capabilities.rows_per_output
         refuse(
             "num_outputs_per_prompt",
             f"{request.num_outputs_per_prompt} for {len(request.prompt)} prompts are {request.num_outputs} outputs; "
-            f"at most {most} a request are allowed",
+            f"at most {max_batch_rows // capabilities.rows_per_output} a request are allowed",
         )
     if request.preview_interval and not capabilities.supports_previews:
         refuse("preview_interval", f"{capabilities.pipeline_class} has no previews; leave it out, or give 0")

@@ -66,6 +66,10 @@ def _array(value: Any) -> NDArray[Any]:
 
 def sample_rate_of(pipeline: Any) -> int | None:
     """Return the samples a second of the sound that a pipeline makes, or None if it does not tell."""
+    for name in ("audio_sampling_rate", "audio_sample_rate", "sample_rate"):
+        rate = getattr(pipeline, name, None)
+        if isinstance(rate, int | float) and rate > 0:
+            return int(rate)
     for component, names in (
         ("vocoder", ("output_sampling_rate", "sampling_rate")),
         ("audio_vae", ("sampling_rate", "sample_rate")),

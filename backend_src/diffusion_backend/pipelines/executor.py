@@ -33,6 +33,13 @@ _MAX_THROWS = 8
 """How often an abort is thrown into a pipeline that goes on working in its `finally` clauses."""
 
 
+class _Pause:
+    """Handed over by a greenlet that gives others a turn, and can be aborted, without needing a forward."""
+
+
+_PAUSE = _Pause()
+
+
 class _Aborted(BaseException):
     """Thrown into a greenlet to end it; no `except Exception` of a pipeline can swallow it."""
 
@@ -56,6 +63,7 @@ class _Active:
     call: Call | None = None
     events: list[Event] = field(default_factory=list)
     denoised: bool = False  # whether its first denoiser call was made
+    met_at_step: bool = False  # whether it has met others since its last step
     restore: Callable[[], None] | None = None  # puts back what its call changes in the shared modules
 
 
@@ -74,7 +82,7 @@ class PipelineExecutor:
         self._output_type = output_type
         self._arguments = frozenset(signature_of(pipeline))
         self._active: dict[str, _Active] = {}
-        self._mode = torch.inference_mode()
+        self._mode = torch.no_grad()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -112,6 +120,8 @@ class PipelineExecutor:
         actives = [self._active[request_id] for request_id in request_ids]
         if kind is WorkKind.START:
             return [self._resume(active, active) for active in actives]
+        if kind is WorkKind.STEP:
+            return [self._resume(active, None) for active in actives]
         calls = [active.call for active in actives]
         outputs = run_calls([call for call in calls if call is not None])
         return [self._resume(active, output) for active, output in zip(actives, outputs, strict=True)]
@@ -173,6 +183,9 @@ class PipelineExecutor:
                         preview=preview,
                     )
                 )
+        if not active.met_at_step and meter.step < meter.num_steps:
+            active.greenlet.park(_PAUSE)  # a pipeline without a meeting point takes turns between its steps
+        active.met_at_step = False
 
     def _resume(self, active: _Active, value: Any) -> Report:
         """Let a greenlet go on with `value` until it parks again or ends."""
@@ -191,12 +204,14 @@ class PipelineExecutor:
         if active.greenlet.dead:
             del self._active[request_id]
             return Report(request_id, output=outcome, events=_take(active), params=active.params)
+        if isinstance(outcome, _Pause):
+            return Report(request_id, work=Work(WorkKind.STEP, ("step", request_id)), events=_take(active))
         assert isinstance(outcome, Call)
         active.call = outcome
         if outcome.point.kind is WorkKind.DECODE:
             work = Work(WorkKind.DECODE, (outcome.point.name, request_id))
         else:
-            active.denoised = True
+            active.denoised = active.met_at_step = True
             key, rows, solo_reason = outcome.point.describe(outcome)
             work = Work(WorkKind.FORWARD, key, rows, solo_reason)
         return Report(request_id, work=work, events=_take(active), params=active.params)

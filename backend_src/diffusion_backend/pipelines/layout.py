@@ -366,18 +366,19 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 # -- equality of shared tensors ---------------------------------------------------------------------------------
 
 _fingerprints: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-_digests: dict[int, tuple[int, Hashable]] = {}
+_digests: dict[int, tuple[int | None, Hashable]] = {}
 
 
 def fingerprint(tensor: torch.Tensor) -> Hashable:
     """Return a hashable that is equal for tensors with equal contents.
 
     A pipeline passes the same tensor at every step, so the digest is kept for as long as the tensor lives and is not
-    written to (its version counter tells; inference tensors have none, and their identity is trusted).
+    written to: its version counter tells. (Inference tensors have none, so theirs is made anew each time. That is why
+    the executor runs under `no_grad`.)
     """
-    version = -1 if tensor.is_inference() else tensor._version
+    version = None if tensor.is_inference() else tensor._version
     known = _digests.get(id(tensor))
-    if known is not None and known[0] == version and _fingerprints.get(id(tensor)) is tensor:
+    if version is not None and known is not None and known[0] == version and _fingerprints.get(id(tensor)) is tensor:
         return known[1]
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
     digest = (

@@ -51,7 +51,7 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
             "set it to 'auto' to serve this model one call at a time"
         )
     executor = PipelineExecutor(pipeline, capabilities, output_type=output_type)
-    with torch.inference_mode():
+    with torch.no_grad():
         for height, width in sizes[1:]:
             executor._dummy_run(height, width)
     return executor

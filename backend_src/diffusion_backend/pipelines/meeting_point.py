@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class RequestGreenlet(greenlet.greenlet):  # type: ignore[misc]
     """A request's pipeline call, run piece by piece by the thread that made it."""
 
-    def park(self, call: Call) -> Any:
-        """Hand a call to whoever resumed this greenlet, and return what it is resumed with."""
+    def park(self, call: Any) -> Any:
+        """Hand a call (or another reason to wait) to whoever resumed this greenlet; return what it is resumed with."""
         assert self.parent is not None
         return self.parent.switch(call)
 
@@ -116,7 +116,7 @@ class MeetingPoint:
             try:
                 rows = layout.count_rows(rule, call.arguments)
                 return (self.name, id(rule), layout.key(rule, call.arguments, rows)), rows, None
-            except (TypeError, ZeroDivisionError) as error:  # an argument that cannot be hashed; a batch of nothing
+            except Exception as error:  # an argument that cannot be hashed, a batch of nothing: this call's affair
                 log.debug("%s: a call cannot be merged: %s", self.name, error)
                 rule = "argument"
         return alone, 1, rule
@@ -153,7 +153,9 @@ class MeetingPoint:
         if known is not None:
             return run_merged(known, self.original, calls)
         outputs = [self.run_one(call) for call in calls]
-        guessed = next(rule for rule in self.guesses if layout.matches(rule, calls[0].arguments))
+        guessed = next((rule for rule in self.guesses if layout.matches(rule, calls[0].arguments)), None)
+        if guessed is None:  # rejected meanwhile, by other calls of the same shape
+            return outputs
         self.guesses = [rule for rule in self.guesses if rule is not guessed]
         try:
             candidate = CallLayout(guessed, layout.guess(outputs[0], items=False))

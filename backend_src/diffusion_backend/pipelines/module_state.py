@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+from .reference import components_of
+
 Snapshot = dict[str, tuple[Any, ...]]
 
 
 def snapshot(pipeline: Any) -> Snapshot:
     """Return what the behaviour of a pipeline's modules hangs on: their callables and hooks, not their numbers."""
     state: Snapshot = {}
-    for component, module in pipeline.components.items():
+    for component, module in components_of(pipeline).items():
         if not isinstance(module, torch.nn.Module):
             continue
         for name, part in module.named_modules():
@@ -47,7 +49,7 @@ def restorer(pipeline: Any) -> Callable[[], None]:
     """
     kept = [
         (part, _callables(part), {key: dict(vars(part).get(key, {})) for key in _HOOKS})
-        for component in pipeline.components.values()
+        for component in components_of(pipeline).values()
         if isinstance(component, torch.nn.Module)
         for part in component.modules()
     ]

@@ -28,6 +28,8 @@ def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | N
     """
     images = _first(raw, "images", "image")
     frames = _first(raw, "frames", "videos", "video")
+    if getattr(images, "ndim", 0) == 5:  # turns of an object
+        images, frames = None, images
     sound = _first(raw, "audios", "audio")
     if images is None and frames is None and sound is None:
         raise PipelineError(TypeError(f"an output of type {type(raw).__name__} has no images, frames or audios"))
@@ -43,6 +45,18 @@ def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | N
         sample_rate=None if audio is None else sample_rate,
         frame_rate=None if frames is None else frame_rate,
     )
+
+
+def is_conventional(raw: Any) -> bool:
+    """Whether floating-point pictures in an output are in [0, 1], with their channels where `to_uint8` expects them."""
+    for pictures in (_first(raw, "images", "image"), _first(raw, "frames", "videos", "video")):
+        if isinstance(pictures, torch.Tensor) and pictures.is_floating_point():
+            finite = pictures[torch.isfinite(pictures)]
+            if finite.numel() and not (float(finite.min()) >= -0.01 and float(finite.max()) <= 1.01):
+                return False
+            if pictures.ndim == 5 and pictures.shape[1] == 3 and 3 not in (pictures.shape[2], pictures.shape[4]):
+                return False  # (n, C, F, H, W)
+    return True
 
 
 def _first(raw: Any, *names: str) -> Any:

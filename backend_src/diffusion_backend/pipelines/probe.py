@@ -26,9 +26,9 @@ from .dummy import offers
 from .layout import LayoutError
 from .meeting_point import Call, CallLayout, MeetingPoint, RequestGreenlet
 from .module_state import differs, snapshot
-from .outputs import to_output
+from .outputs import is_conventional, to_output
 from .previews import can_preview
-from .reference import own_copy
+from .reference import components_of, own_copy
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def prepare(
         Exception: what the pipeline raised when it was run for one row.
     """
     points = install(pipeline)
-    with torch.inference_mode():
+    with torch.no_grad():
         runner = _first_run(pipeline, dict(params or {}), inputs)
         for point in points:
             point.tolerance = tolerance
@@ -109,6 +109,7 @@ def prepare(
         size_multiple=_size_multiple(pipeline),
         needs=tuple(name for name in PICTURES if name in runner.inputs([0])),
         sample_rate=sample_rate_of(pipeline),
+        max_steps=_max_steps(scheduler),
         schedulers=tuple(sorted(names)),
         supports_previews=can_preview(pipeline),
         exclusive=runner.changes_modules,
@@ -121,7 +122,7 @@ def prepare(
 def install(pipeline: Any) -> list[MeetingPoint]:
     """Put meeting points at the pipeline's denoisers and decoders; return those of the denoisers."""
     points = []
-    for name, module in pipeline.components.items():
+    for name, module in components_of(pipeline).items():
         if name in DENOISERS and isinstance(module, torch.nn.Module):
             point = MeetingPoint(name, WorkKind.FORWARD, module.forward)
             point.install(module, "forward")
@@ -233,13 +234,17 @@ def _module_watch(runner: ProbeRunner) -> Callable[[], None]:
 
 
 def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None) -> ProbeRunner:
-    """Find inputs and an output type with which the pipeline runs. Few inputs, and tensors, are preferred."""
+    """Find inputs and an output type with which the pipeline runs. Few inputs, and tensors, are preferred.
+
+    Tensors whose values or axes are laid out in a way of their own are not taken, if another type works.
+    """
     parameters = signature_of(pipeline)
     defaults = {**defaults_of(pipeline), **params}
     height, width = (defaults.get(side) or DEFAULT_SIDE for side in ("height", "width"))
     frames = defaults.get("num_frames") or DEFAULT_FRAMES
     makers = [inputs] if inputs is not None else offers(parameters, height=height, width=width, num_frames=frames)
     problem: Exception | None = None
+    unconventional: ProbeRunner | None = None
     for maker in makers:
         for output_type in ("pt", "np", "pil"):
             runner = ProbeRunner(pipeline, frozenset(parameters), params, maker, output_type)
@@ -249,10 +254,14 @@ def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None)
                 # Watched the second time: what a first call sets up for good (the hooks that transformers puts into
                 # its text encoders, say) is no change.
                 runner.run(1, 1, on_call=_module_watch(runner))
-                return runner
+                if is_conventional(raw):
+                    return runner
+                unconventional = unconventional or runner
             except Exception as error:
                 log.info("a first run with output_type=%r did not work: %s", output_type, error)
                 problem = problem or error
+        if unconventional is not None:
+            return unconventional
     raise problem or ModelLoadError("the pipeline takes nothing that can be made up")
 
 
@@ -374,6 +383,13 @@ def _mergeable(candidate: CallLayout, a: Call, b: Call) -> bool:
         return False
     keys = [layout.key(rule, c.arguments, layout.count_rows(rule, c.arguments)) for c in (a, b)]
     return keys[0] == keys[1]
+
+
+def _max_steps(scheduler: Any) -> int | None:
+    """Return the most steps a scheduler has: those it was trained for, less the offset that it adds to each."""
+    config = getattr(scheduler, "config", {})
+    trained = config.get("num_train_timesteps")
+    return trained - (config.get("steps_offset") or 0) if isinstance(trained, int) else None
 
 
 def _size_multiple(pipeline: Any) -> int:

@@ -22,9 +22,15 @@ def run_alone(pipeline: Any, request: DiffusionRequest, *, output_type: str = "p
     """
     arguments = frozenset(signature_of(pipeline))
     own = own_copy(pipeline, request.scheduler)
-    with torch.inference_mode():
+    with torch.no_grad():
         raw = own(**call_arguments(request, arguments, output_type, defaults_of(pipeline)))
     return to_output(raw, sample_rate=sample_rate_of(pipeline))
+
+
+def components_of(pipeline: Any) -> dict[str, Any]:
+    """Return a pipeline's components by name, those of optional parameters too (`pipeline.components` has not all)."""
+    attributes = vars(pipeline)
+    return {name: attributes[name] for name in pipeline.config if name in attributes and not name.startswith("_")}
 
 
 def own_copy(pipeline: Any, scheduler: str | None) -> Any:
@@ -34,7 +40,7 @@ def own_copy(pipeline: Any, scheduler: str | None) -> Any:
         scheduler: class name of the scheduler to use instead of the pipeline's own; None for its own.
     """
     own = copy.copy(pipeline)
-    for name, component in pipeline.components.items():
+    for name, component in components_of(pipeline).items():
         # Past the pipeline's __setattr__, which writes to its shared configuration.
         if isinstance(component, SchedulerMixin):
             own.__dict__[name] = request_scheduler(component, scheduler if name == "scheduler" else None)

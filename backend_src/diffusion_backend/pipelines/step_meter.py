@@ -16,7 +16,11 @@ OnStep = Callable[["StepMeter"], None]
 
 
 class StepMeter:
-    """Wraps `scheduler.step` of a scheduler that one request owns.
+    """Counts the steps of a scheduler that one request owns.
+
+    The scheduler's class becomes a subclass whose `step` reports here. A pipeline may copy its scheduler and step the
+    copies, or several of them in turn: the first one that steps is counted, and the others are left alone, so that each
+    step counts once.
 
     Attributes:
         step: steps done.
@@ -29,34 +33,43 @@ class StepMeter:
         self.step = 0
         self.num_steps = 0
         self.sample: torch.Tensor | None = None
-        self._scheduler = scheduler
+        self._counted: Any = None
         self._on_step = on_step
         self._keep_sample = keep_sample
-        original = scheduler.step
+        base = type(scheduler)
+        original = base.step
+        meter = self
 
         @functools.wraps(original)
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if self.step == 0:
-                self.num_steps = self._total(args[1] if len(args) > 1 else kwargs.get("timestep"))
-            output = original(*args, **kwargs)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            return meter._run(scheduler, functools.partial(original, scheduler), args, kwargs)
+
+        # Pipelines ask for the parameters of `step` to know whether it takes a generator or eta.
+        step.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        names = {"step": step, "__module__": base.__module__, "__doc__": base.__doc__}
+        scheduler.__class__ = type(base.__name__, (base,), names)
+
+    def _run(self, scheduler: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do a step of a scheduler, and count it if that is the counted one."""
+        if self._counted is None:
+            self._counted = scheduler
+            self.num_steps = self._total(args[1] if len(args) > 1 else kwargs.get("timestep"))
+        output = original(*args, **kwargs)
+        if scheduler is self._counted:
             self.step += 1
             self.num_steps = max(self.num_steps, self.step)
             if self._keep_sample:
                 self.sample = _clean_sample(output)
             self._on_step(self)
-            return output
-
-        # Pipelines ask for the parameters of `step` to know whether it takes a generator or eta.
-        step.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-        scheduler.step = step
+        return output
 
     def _total(self, timestep: Any) -> int:
         """Return the steps that follow, the current one included (image-to-image starts in the middle)."""
-        timesteps = getattr(self._scheduler, "timesteps", None)
+        timesteps = getattr(self._counted, "timesteps", None)
         if timesteps is None:
             return 0
         total = len(timesteps)
-        begin = getattr(self._scheduler, "begin_index", None)
+        begin = getattr(self._counted, "begin_index", None)
         if begin is not None:
             return total - int(begin)
         if isinstance(timestep, torch.Tensor) and timestep.numel() >= 1:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from ..errors import InvalidArgumentError, did_you_mean
-from ..media import OutputFormat
+from ..media import OutputFormat, decode_image, decode_mask
 from ..request import DiffusionRequest, resolve_seeds
 
 
@@ -52,16 +56,18 @@ def parse(
     defaults: Mapping[str, Any],
     timeout_s: float | None,
     max_outputs: int,
+    max_pixels: int,
 ) -> ParsedRequest:
     """Read the inputs of a request.
 
     Args:
         request_id: unique among the live requests.
-        tensors: each input that was given, of shape (B, 1) for B prompts. `prompt`, `negative_prompt` and `seed` hold
-            for each prompt; the other inputs must be the same for all.
+        tensors: each input that was given, of shape (B, 1) for B prompts, raw pictures (B, H, W, C). `prompt`,
+            `negative_prompt`, `seed` and the pictures hold for each prompt; the other inputs must be the same for all.
         defaults: values of inputs that are left out, by name.
         timeout_s: the request's timeout, or None.
         max_outputs: most outputs a prompt.
+        max_pixels: largest height × width of a picture sent.
 
     Raises:
         InvalidArgumentError: naming the input.
@@ -90,6 +96,12 @@ def parse(
         height=reader.integer("height"),
         width=reader.integer("width"),
         num_frames=reader.integer("num_frames"),
+        strength=reader.number("strength"),
+        frame_rate=reader.number("frame_rate"),
+        duration_s=reader.number("duration_s"),
+        image=reader.pictures("image", max_pixels),
+        mask_image=reader.pictures("mask_image", max_pixels),
+        control_image=reader.pictures("control_image", max_pixels),
         num_outputs_per_prompt=num_outputs,
         preview_interval=reader.integer("preview_interval") or 0,
         timeout_s=timeout_s,
@@ -128,6 +140,19 @@ class _Reader:
         # The shortest decimal that gives this float32, so that 3.3 is echoed as 3.3.
         return None if value is None else float(str(np.float32(value)))
 
+    def pictures(self, name: str, max_pixels: int) -> tuple[Image.Image, ...] | None:
+        """Return the picture for each prompt, sent raw as NAME or as a file as NAME_file."""
+        file_name = f"{name}_file"
+        if name in self._tensors and file_name in self._tensors:
+            raise InvalidArgumentError(file_name, f"{name} was sent too; send one of them")
+        decode = decode_mask if name == "mask_image" else decode_image
+        if name in self._tensors:
+            return tuple(decode(array, max_pixels=max_pixels, field=name) for array in self._tensors[name])
+        if file_name not in self._tensors:
+            return None
+        files = self._tensors[file_name].reshape(-1)
+        return tuple(decode(_file_bytes(file_name, data), max_pixels=max_pixels, field=file_name) for data in files)
+
     def text(self, name: str) -> str | None:
         value = self.one(name)
         return None if value is None else _decode(name, value)
@@ -137,6 +162,19 @@ class _Reader:
         if not values:
             raise InvalidArgumentError(name, "it is empty")
         return values
+
+
+def _file_bytes(name: str, data: Any) -> bytes:
+    """Return the bytes of a file that was sent as such, or as base64 text (or a data URL), as JSON needs it."""
+    raw = data.encode() if isinstance(data, str) else bytes(data)
+    text = raw.partition(b",")[2] if raw.startswith(b"data:") else raw
+    # No picture file is made of the letters of base64 alone: all begin with a byte or a sign that is none of them.
+    if not re.fullmatch(rb"[A-Za-z0-9+/\s]+={0,2}\s*", text):
+        return raw
+    try:
+        return base64.b64decode(b"".join(text.split()), validate=True)
+    except binascii.Error as error:
+        raise InvalidArgumentError(name, f"it is not base64: {error}") from None
 
 
 def _decode(name: str, value: Any) -> str:

@@ -65,27 +65,29 @@ class ResponseStream:
                 self._send(_event_tensors(event))
         elif event.kind is EventKind.PREVIEW:
             assert event.preview is not None
-            self._send(_event_tensors(event) + self._picture_tensors(event.preview, None))
+            self._send(_event_tensors(event) + self._preview_tensors(event.preview))
 
     def _final_tensors(self, event: Event, result: DiffusionResult) -> list[Any]:
         output = result.output
         tensors = _event_tensors(event)
-        if output.images is not None:
-            tensors += self._picture_tensors(output.images, result.payload)
-        if output.video is not None:
-            tensors.append(pb_utils.Tensor("video", output.video))
+        for name, value in (("images", output.images), ("video", output.video), ("audio", output.audio)):
+            if value is not None and (self._format.is_raw or name in self._requested):
+                tensors.append(pb_utils.Tensor(name, value))
+        if output.frame_rate is not None:
+            tensors.append(pb_utils.Tensor("frame_rate", np.array([output.frame_rate], dtype=np.float32)))
+        if output.sample_rate is not None:
+            tensors.append(pb_utils.Tensor("sample_rate", np.array([output.sample_rate], dtype=np.int32)))
+        if result.payload is not None:
+            tensors.append(_encoded(result.payload))
         tensors.append(pb_utils.Tensor("seeds", np.array(result.seeds, dtype=np.int64)))
         tensors.append(_text("metrics", json.dumps(result.record.as_dict())))
         return tensors
 
-    def _picture_tensors(self, images: NDArray[np.uint8], encoded: list[bytes] | None) -> list[Any]:
-        tensors = []
-        if self._format.is_raw or "images" in self._requested:
-            tensors.append(pb_utils.Tensor("images", images))
-        if not self._format.is_raw:
-            files = encoded if encoded is not None else self._format.encode_images(images)
-            tensors.append(pb_utils.Tensor("encoded", np.array(files, dtype=np.object_)))
-        return tensors
+    def _preview_tensors(self, images: NDArray[np.uint8]) -> list[Any]:
+        """Return a preview in the format asked for."""
+        if self._format.is_raw:
+            return [pb_utils.Tensor("images", images)]
+        return [_encoded(self._format.encode_images(images))]
 
     def _send(self, tensors: list[Any], *, final: bool = False) -> None:
         response = pb_utils.InferenceResponse(output_tensors=tensors)
@@ -113,6 +115,10 @@ def _event_tensors(event: Event) -> list[Any]:
         tensors.append(pb_utils.Tensor("step", np.array([event.step], dtype=np.int32)))
         tensors.append(pb_utils.Tensor("num_steps", np.array([event.num_steps], dtype=np.int32)))
     return tensors
+
+
+def _encoded(files: list[bytes]) -> Any:
+    return pb_utils.Tensor("encoded", np.array(files, dtype=np.object_))
 
 
 def _text(name: str, text: str) -> Any:

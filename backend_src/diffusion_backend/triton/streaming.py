@@ -65,6 +65,7 @@ class StreamingModel:
             max_side=config.max_side,
             max_outputs=config.max_outputs,
             max_frames=config.max_frames,
+            max_duration_s=config.max_duration_s,
             max_prompt_bytes=config.max_prompt_bytes,
         )
         self._ids = itertools.count()
@@ -115,7 +116,9 @@ class StreamingModel:
                 defaults=self._config.defaults,
                 timeout_s=timeout_us / 1e6 if timeout_us else None,
                 max_outputs=self._config.max_outputs,
+                max_pixels=self._config.max_side**2,
             )
+            parsed.output_format.check(self._engine.capabilities.modalities)
             validate(parsed.request, self._engine.capabilities, self._limits, self._config.max_batch_rows)
         except DiffusionError:
             self._engine.reject()

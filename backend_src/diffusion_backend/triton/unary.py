@@ -177,18 +177,23 @@ class _Forwarder:
         # With this header a stream ends with the status code of an error instead of its text alone.
         stream = self._client.stream_infer(one(), headers={"triton_grpc_error": "true"})
         outputs: list[Any] = []
+        refused: Exception | None = None
         try:
+            # To the end of the stream: the server leaks a request that it refused (queue full, say) on a stream that
+            # is then cancelled, and does not exit any more.
             async for result, error in stream:
                 if error is not None:
-                    raise error
+                    refused = error
+                    continue
                 outputs = [
                     pb_utils.Tensor(output.name, result.as_numpy(output.name))
                     for output in result.get_response().outputs
                     if output.name in _UNARY_OUTPUTS
                 ]
-                break
         finally:
-            stream.cancel()
+            stream.cancel()  # no effect on one that has ended
+        if refused is not None:
+            raise refused
         return outputs
 
     async def _watch(self) -> None:

@@ -99,6 +99,7 @@ def _case(name: str, kind: str, parts: Any, inputs: Any, **params: Any) -> Case:
         build=c.builder(name, parts),
         inputs=inputs,
         params=sd.SQUARE | params,
+        steps=c.steps_of(kind, params),
         guidance_scale=sd.MIXED,
     )
 

@@ -9,6 +9,7 @@ import transformers
 
 from . import Case
 from . import components as c
+from .components_video import lively
 
 SIZE = 32
 SQUARE = {"height": SIZE, "width": SIZE}
@@ -71,7 +72,7 @@ VALUES_2 = {
 
 
 def _transformer_2(**values: Any) -> Any:
-    return diffusers.Flux2Transformer2DModel(**(VALUES_2 | values)).eval()
+    return lively(diffusers.Flux2Transformer2DModel(**(VALUES_2 | values)))
 
 
 def vae_2() -> Any:
@@ -149,6 +150,7 @@ def _case(name: str, kind: str, *inputs: Any, parts: Any = PARTS, **params: Any)
         build=c.builder(name, parts),
         params=SQUARE | TEXT | params,
         inputs=lambda i: {key: value for function in inputs for key, value in function(i).items()},
+        steps=c.steps_of(kind, params),
         guidance_scale=(None, 2.0, 1.0, None),
     )
 
@@ -159,7 +161,7 @@ def _case_2(name: str, kind: str, *inputs: Any, parts: Any = KLEIN_PARTS, guided
         modality="image",
         kind=kind,
         build=c.builder(name, parts),
-        params=SQUARE | {"text_encoder_out_layers": OUT_LAYERS, "max_sequence_length": 64},
+        params=SQUARE | {"text_encoder_out_layers": OUT_LAYERS, "max_sequence_length": 512},
         inputs=lambda i: {key: value for function in inputs for key, value in function(i).items()},
         guidance_scale=(None, None, 1.0, None) if guided else (None,) * 4,
     )

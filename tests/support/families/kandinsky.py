@@ -143,6 +143,7 @@ def _case(name: str, kind: str, parts: Any, inputs: Any = lambda i: {}, *, promp
         build=c.builder(name, parts),
         params=params,
         inputs=inputs,
+        steps=c.steps_of(kind, params),
         guidance_scale=MIXED,
         has_prompt=prompt,
     )

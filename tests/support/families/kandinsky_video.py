@@ -45,7 +45,7 @@ def _five(name: str, visual: bool = False) -> Any:
     )
     return getattr(diffusers, name)(
         **_text(),
-        transformer=lively(transformer),
+        transformer=lively(transformer, 1.2),
         vae=hunyuan_vae(16),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=7.0),
     )

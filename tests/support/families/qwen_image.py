@@ -10,6 +10,7 @@ import diffusers
 
 from . import Case
 from . import components as c
+from .components_video import lively
 from .flux import SQUARE, control, flow_match, image, inpaint
 
 SIZE = 32
@@ -44,7 +45,7 @@ VALUES = {
 
 
 def _transformer(**values: Any) -> Any:
-    return diffusers.QwenImageTransformer2DModel(**(VALUES | values)).eval()
+    return lively(diffusers.QwenImageTransformer2DModel(**(VALUES | values)), 2.0)
 
 
 def _controlnet(**values: Any) -> Any:

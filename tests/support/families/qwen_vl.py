@@ -9,6 +9,7 @@ import diffusers
 
 from . import Case, flux, qwen_image
 from . import components as c
+from .components_video import lively
 from .flux import SQUARE, flow_match, image
 from .stable_diffusion import MIXED
 
@@ -20,7 +21,7 @@ def _case(name: str, kind: str, parts: Any, *inputs: Any, guidance: Any = MIXED,
 
 
 def _krea() -> Any:
-    return diffusers.Krea2Transformer2DModel(
+    model = diffusers.Krea2Transformer2DModel(
         in_channels=16,
         num_layers=1,
         attention_head_dim=8,
@@ -36,7 +37,8 @@ def _krea() -> Any:
         num_layerwise_text_blocks=1,
         num_refiner_text_blocks=1,
         axes_dims_rope=(4, 2, 2),
-    ).eval()
+    )
+    return lively(model, 2.0)
 
 
 KREA = {
@@ -50,7 +52,7 @@ KREA = {
 
 
 def _nucleus() -> Any:
-    return c.awaken(
+    return lively(
         diffusers.NucleusMoEImageTransformer2DModel(
             patch_size=2,
             in_channels=16,
@@ -65,7 +67,7 @@ def _nucleus() -> Any:
             dense_moe_strategy="leave_first_block_dense",
             capacity_factors=[2.0, 2.0],
         )
-    ).eval()
+    )
 
 
 NUCLEUS = {
@@ -86,7 +88,7 @@ def _joy_vae() -> Any:
 
 def _joy(kind: str) -> Any:
     values = {"patch_size": [1, 2, 2], "in_channels": 16, "hidden_size": 32, "num_attention_heads": 2, "text_dim": 32}
-    return getattr(diffusers, kind)(**values, num_layers=1, rope_dim_list=[4, 6, 6]).eval()
+    return lively(getattr(diffusers, kind)(**values, num_layers=1, rope_dim_list=[4, 6, 6]), 2.0)
 
 
 JOY = {
@@ -236,15 +238,18 @@ QWEN_21 = {
     "vae": _vae_21,
     "text_encoder": lambda: c.qwen_vl(VL),
     "processor": lambda: c.qwen_vl_processor("Qwen3VLProcessor"),
-    "transformer": lambda: diffusers.QwenImage21Transformer2DModel(
-        in_channels=16,
-        out_channels=16,
-        num_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        context_in_dim=32,
-        axes_dims_rope=(8, 4, 4),
-    ).eval(),
+    "transformer": lambda: lively(
+        diffusers.QwenImage21Transformer2DModel(
+            in_channels=16,
+            out_channels=16,
+            num_layers=1,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=32,
+            axes_dims_rope=(8, 4, 4),
+        ),
+        2.0,
+    ),
 }
 
 
@@ -266,15 +271,17 @@ def _small_buckets(case: Case, processor: str) -> Case:
     return dataclasses.replace(case, build=build)
 
 
+IDEOGRAM_GUIDANCE = (4.0, 4.0, 1.0, 4.0)
+IDEOGRAM_PARAMS = SQUARE | {"guidance_schedule": None, "max_sequence_length": 128}
 CASES = [
-    _case("Krea2Pipeline", "text", KREA, max_sequence_length=64, **SQUARE),
+    _case("Krea2Pipeline", "text", KREA, max_sequence_length=512, **SQUARE),
     _case("NucleusMoEImagePipeline", "text", NUCLEUS, return_index=-1, **SQUARE),
     _small_buckets(_case("JoyImageEditPipeline", "edit", JOY, image), "vae_image_processor"),
     _small_buckets(_case("JoyImageEditPlusPipeline", "edit", JOY_PLUS, _two_images, **SQUARE), "image_processor"),
     _case("DreamLitePipeline", "text", DREAMLITE, **SQUARE),
     _case("DreamLiteMobilePipeline", "text", DREAMLITE, guidance=(None,) * 4, **SQUARE),
     _case("ErnieImagePipeline", "text", ERNIE, **SQUARE),
-    _case("Ideogram4Pipeline", "text", IDEOGRAM, guidance=(4.0, 4.0, 1.0, 4.0), guidance_schedule=None, **SQUARE),
+    _case("Ideogram4Pipeline", "text", IDEOGRAM, guidance=IDEOGRAM_GUIDANCE, **IDEOGRAM_PARAMS),
     _case("BriaFibo2Pipeline", "text", FIBO_2, **SQUARE),
     # It takes it for granted that its autoencoder makes pictures 16 times smaller.
     _case("QwenImage21Pipeline", "text", QWEN_21, guidance=(None,) * 4, height=256, width=256),

@@ -9,7 +9,7 @@ import transformers
 
 from . import Case
 from . import components as c
-from .components_video import offline_ftfy
+from .components_video import lively, offline_ftfy
 from .flux import SQUARE, flow_match
 from .stable_diffusion import MIXED
 
@@ -81,7 +81,7 @@ def _prx(**values: Any) -> Any:
         "depth": 1,
         "axes_dim": [4, 4],
     }
-    return diffusers.PRXTransformer2DModel(**(settings | values)).eval()
+    return lively(diffusers.PRXTransformer2DModel(**(settings | values)))
 
 
 PRX = {
@@ -132,7 +132,7 @@ def hunyuan(**values: Any) -> Any:
         "text_embed_2_dim": 32,
         "rope_axes_dim": (4, 4),
     }
-    return diffusers.HunyuanImageTransformer2DModel(**(settings | values)).eval()
+    return lively(diffusers.HunyuanImageTransformer2DModel(**(settings | values)), 2.0)
 
 
 def _guider() -> Any:

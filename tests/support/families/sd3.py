@@ -60,6 +60,7 @@ def _case(name: str, kind: str, inputs: Any = lambda i: {}, **params: Any) -> Ca
         build=c.builder(name, PARTS, **(inpaint_net if "ControlNetInpainting" in name else {})),
         params=SQUARE | {"max_sequence_length": 32} | params,
         inputs=inputs,
+        steps=c.steps_of(kind, params),
         guidance_scale=(None, None, 1.0, None),
     )
 

@@ -8,7 +8,7 @@ import diffusers
 
 from . import Case
 from . import components as c
-from .stable_diffusion import BETAS, MIXED, PARTS, SQUARE, ddim, inpaint
+from .stable_diffusion import BETAS, MIXED, PARTS, SQUARE, ddim, image, inpaint
 
 # --- Marigold -------------------------------------------------------------------------------------------------------
 
@@ -22,7 +22,6 @@ def _marigold(name: str, latents: int = 1, **values: Any) -> Case:
         "default_processing_resolution": lambda: 0,
         **{key: lambda value=value: value for key, value in values.items()},
     }
-    image = lambda i: {"image": c.picture(i, 32)}  # noqa: E731
     return c.image_case(name, "estimate", parts, image, params={"processing_resolution": 0}, has_prompt=False)
 
 
@@ -157,6 +156,14 @@ VQ = {
 }
 
 
+# Versatile Diffusion, as far as it needs no UNet for text.
+VERSATILE = {
+    **PARTS,
+    "image_feature_extractor": c.clip_image_processor,
+    "image_unet": c.unet,
+}
+
+
 def _example(i: int) -> dict[str, Any]:
     return {"example_image": c.picture(i + 20, 32)}
 
@@ -177,7 +184,8 @@ CASES = [
     _case("PaintByExamplePipeline", "inpaint", EXAMPLE, inpaint, _example, prompt=False, **SQUARE),
     _case("StableDiffusionInpaintPipelineLegacy", "inpaint", PARTS, inpaint, strength=0.8),
     _case("AltDiffusionPipeline", "text", ALT, **SQUARE),
-    _case("AltDiffusionImg2ImgPipeline", "image-to-image", ALT, lambda i: {"image": c.picture(i, 32)}),
+    _case("AltDiffusionImg2ImgPipeline", "image-to-image", ALT, image),
+    _case("VersatileDiffusionImageVariationPipeline", "image-to-image", VERSATILE, image, prompt=False, **SQUARE),
     _case("UniDiffuserPipeline", "text", UNIDIFFUSER, **SQUARE),
     _case("VQDiffusionPipeline", "text", VQ),
 ]

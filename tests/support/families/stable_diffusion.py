@@ -150,8 +150,9 @@ def _image_project() -> Any:
 def _case(name: str, kind: str, parts: Any = PARTS, **values: Any) -> Case:
     """A case with this family's defaults; what begins with `make_` is a part, all else belongs to the case."""
     makers = {key[5:]: values.pop(key) for key in list(values) if key.startswith("make_")}
-    settings = {"modality": "image", "guidance_scale": MIXED, "params": SQUARE}
-    return Case(pipeline=name, kind=kind, build=c.builder(name, parts, **makers), **(settings | values))
+    settings = {"modality": "image", "guidance_scale": MIXED, "params": SQUARE} | values
+    settings.setdefault("steps", c.steps_of(kind, settings["params"]))
+    return Case(pipeline=name, kind=kind, build=c.builder(name, parts, **makers), **settings)
 
 
 def _nine() -> Any:

@@ -45,6 +45,7 @@ def _case(name: str, kind: str, inputs: Any = lambda i: {}, channels: int = 4, *
         build=c.builder(name, PARTS, unet=lambda: unet(channels=channels)),
         inputs=inputs,
         params=params,
+        steps=c.steps_of(kind, params),
         guidance_scale=MIXED,
     )
 
