@@ -16,6 +16,7 @@ from diffusion_backend.pipelines.arguments import Limits
 
 # name: (text that is not the default, what it becomes, default)
 PARAMETERS: dict[str, tuple[str, Any, Any]] = {
+    "pipeline_class": ("FluxPipeline", "FluxPipeline", None),
     "dtype": ("bfloat16", "bfloat16", "float32"),
     "step_batching": ("require", "require", "auto"),
     "deterministic": ("True", True, False),

@@ -99,6 +99,9 @@ class ModelConfig:
     model: str = dataclasses.field(
         metadata={"parse": _text, "help": "hub id, or path (a relative one starts at the model's folder)"}
     )
+    pipeline_class: str | None = _param(
+        None, _text, "class to load the weights with, such as StableDiffusionImg2ImgPipeline; by default their own"
+    )
     dtype: str = _param("float32", _choice("float32", "float16", "bfloat16"), "type of the weights")
     step_batching: str = _param(
         "auto",

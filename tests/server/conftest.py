@@ -139,7 +139,7 @@ def make_repository(path: Path, grpc_url: str) -> Repository:
             "max_num_seqs": "2",
             "max_batch_rows": "6",
             "max_waiting": "1",
-            "max_steps": "999",
+            "max_steps": "950",
             "max_side": "48",
             "max_outputs": "2",
             "max_frames": "5",

@@ -68,9 +68,9 @@ def test_cancel_while_queued_28(served):
 def test_cancel_while_queued_without_a_policy_28(served):
     """Without a queue policy, too, a request that is cancelled before it runs never does."""
     before = served.metrics()
-    with Blocker(served, "limits", count=2, num_inference_steps=999, height=48, width=48) as blocker:
+    with Blocker(served, "limits", count=2, height=48, width=48) as blocker:
         # Both slots are taken and the model has no queue policy: the next one waits in Triton until a slot is free.
-        queued = served.stream("limits", prompt="a", num_inference_steps=999)
+        queued = served.stream("limits", prompt="a", num_inference_steps=900)
         eventually(lambda: pending(served, "limits").get("limits nv_inference_pending_request_count") == 1, "1 waits")
         queued.cancel()
         blocker.calls[0].cancel()

@@ -127,7 +127,7 @@ def test_a_default_is_what_an_explicit_value_gives_20(served):
 
 def test_limits_of_a_request_20(served):
     """Case 20: max_steps, max_side, max_outputs, max_frames, max_duration_s, max_prompt_bytes, max_batch_rows."""
-    assert "from 1 to 999" in refusal(served, num_inference_steps=1000)
+    assert "from 1 to 950" in refusal(served, num_inference_steps=951)
     assert "from 1 to 48" in refusal(served, height=64)
     assert "from 1 to 2" in refusal(served, num_outputs_per_prompt=3)
     assert "from 1 to 5" in refusal(served, num_frames=6)
@@ -142,7 +142,7 @@ def test_limits_of_a_request_20(served):
 
 def test_max_num_seqs_20(served):
     """Case 20: two run, the third waits."""
-    with Blocker(served, "limits", count=2, num_inference_steps=999, height=48, width=48):
+    with Blocker(served, "limits", count=2, height=48, width=48):
         call = served.stream("limits", prompt="a", seed=3)
         wanted = {"limits diffusion_requests_running": 2, "limits nv_inference_pending_request_count": 1}
         eventually(lambda: pending(served, "limits") == wanted, "two run and one waits")
@@ -155,7 +155,7 @@ def test_max_waiting_20(served):
     Without a queue policy Triton hands over at once what has gathered while no slot was free.
     """
     before = served.metrics()
-    with Blocker(served, "limits", count=2, num_inference_steps=999, height=48, width=48):
+    with Blocker(served, "limits", count=2, height=48, width=48):
         calls = [served.stream("limits", prompt="a", num_inference_steps=1) for _ in range(8)]
         gathered = "limits nv_inference_pending_request_count"
         eventually(lambda: pending(served, "limits").get(gathered) == 8, "8 have gathered")

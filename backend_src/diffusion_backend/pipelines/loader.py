@@ -32,7 +32,9 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
         ConfigurationError: a parameter has a value that does not work.
         ModelLoadError: the pipeline cannot be loaded, with the reason.
     """
-    pipeline = load_pipeline(config.model, dtype=config.dtype, device=device, base=base)
+    pipeline = load_pipeline(
+        config.model, pipeline_class=config.pipeline_class, dtype=config.dtype, device=device, base=base
+    )
     sizes = config.warmup_sizes
     height, width = sizes[0] if sizes else (None, None)
     try:
@@ -57,11 +59,19 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
     return executor
 
 
-def load_pipeline(model: str, *, dtype: str = "float32", device: str = "cpu", base: Path | None = None) -> Any:
+def load_pipeline(
+    model: str,
+    *,
+    pipeline_class: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    base: Path | None = None,
+) -> Any:
     """Load a bare `diffusers` pipeline.
 
     Args:
         model: a local path (absolute, or relative to `base`), or a hub id such as `owner/name`.
+        pipeline_class: name of the `diffusers` class to load the weights with; their own by default.
         dtype: one of `DTYPES`.
         device: for its weights.
 
@@ -74,17 +84,35 @@ def load_pipeline(model: str, *, dtype: str = "float32", device: str = "cpu", ba
 
     if dtype not in DTYPES:
         raise ConfigurationError("dtype", f"{dtype!r} is not one of {', '.join(DTYPES)}{did_you_mean(dtype, DTYPES)}")
+    loader = _pipeline_class(pipeline_class)
     source = _source(model, base)
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     try:
-        pipeline = diffusers.DiffusionPipeline.from_pretrained(source, dtype=DTYPES[dtype])
+        pipeline = loader.from_pretrained(source, dtype=DTYPES[dtype])
         pipeline.to(device)
     except Exception as error:
         reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
         raise ModelLoadError(f"cannot load the pipeline {model!r}: {type(error).__name__}: {reason}") from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
+
+
+def _pipeline_class(name: str | None) -> Any:
+    """Return the class to load with.
+
+    Raises:
+        ConfigurationError: `diffusers` has no such pipeline.
+    """
+    import diffusers
+
+    if name is None:
+        return diffusers.DiffusionPipeline
+    found = getattr(diffusers, name, None)
+    if not (isinstance(found, type) and issubclass(found, diffusers.DiffusionPipeline)):
+        known = [n for n in dir(diffusers) if n.endswith("Pipeline")]
+        raise ConfigurationError("pipeline_class", f"diffusers has no pipeline {name!r}{did_you_mean(name, known)}")
+    return found
 
 
 def _source(model: str, base: Path | None) -> str:

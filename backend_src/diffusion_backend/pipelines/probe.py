@@ -259,7 +259,7 @@ def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None)
                 unconventional = unconventional or runner
             except Exception as error:
                 log.info("a first run with output_type=%r did not work: %s", output_type, error)
-                problem = problem or error
+                problem = error  # the last one had the most inputs, so it tells the most
         if unconventional is not None:
             return unconventional
     raise problem or ModelLoadError("the pipeline takes nothing that can be made up")
