@@ -70,7 +70,7 @@ def test_an_unknown_parameter_names_the_nearest_known_one(name: str, nearest: st
         ModelConfig.from_parameters({"model": "m", name: "1"})
     assert caught.value.parameter == name
     assert str(caught.value).startswith(
-        f"parameter {name!r}: there is no such parameter; did you mean {nearest!r}? (known are model, dtype, "
+        f"parameter {name!r}: there is no such parameter; did you mean {nearest!r}? (known are model, pipeline_class, dtype, "
     )
 
 

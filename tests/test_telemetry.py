@@ -30,6 +30,7 @@ FROZEN = [
     ("diffusion_steps_total", "counter", (), ()),
     ("diffusion_outputs_total", "counter", ("modality",), ()),
     ("diffusion_solo_calls_total", "counter", ("reason",), ()),
+    ("diffusion_step_batching", "gauge", ("denoiser", "reason"), ()),
 ]
 """A change here is a breaking change: write it into the CHANGELOG and the docs."""
 
@@ -54,7 +55,7 @@ def test_the_metrics_follow_the_conventions_of_prometheus() -> None:
         assert spec.help
         assert not spec.help.endswith(".")
         # Nothing in a label that grows without end, and nothing private.
-        assert set(spec.labels) <= {"outcome", "modality", "reason"}
+        assert set(spec.labels) <= {"outcome", "modality", "reason", "denoiser"}
 
 
 @pytest.mark.parametrize("buckets", [(2.0, 1.0), (1.0, 1.0), (1.0, 3.0, 2.0)])
@@ -182,3 +183,12 @@ def test_calls_from_several_threads_are_each_whole() -> None:
     assert sink.values["diffusion_requests_total", ("completed",)] == 2000
     assert sink.values["diffusion_requests_running", ()] == 0
     assert len(sink.samples["diffusion_request_duration_seconds", ()]) == 2000
+
+
+def test_the_verdict_on_each_denoiser_is_told_with_its_reason() -> None:
+    sink = MemorySink()
+    Telemetry(sink).verdicts({"unet": None, "controlnet": "self_check"})
+    assert sink.values == {
+        ("diffusion_step_batching", ("unet", "")): 1,
+        ("diffusion_step_batching", ("controlnet", "self_check")): 0,
+    }

@@ -87,6 +87,12 @@ OUTPUTS_TOTAL = MetricSpec("diffusion_outputs_total", "counter", "Outputs made",
 SOLO_CALLS_TOTAL = MetricSpec(
     "diffusion_solo_calls_total", "counter", "Denoiser calls that could not share a forward, by reason", ("reason",)
 )
+STEP_BATCHING = MetricSpec(
+    "diffusion_step_batching",
+    "gauge",
+    "1 if the calls of a denoiser share forwards, 0 if they run one by one, for the reason given",
+    ("denoiser", "reason"),
+)
 
 METRICS: tuple[MetricSpec, ...] = (
     REQUESTS_TOTAL,
@@ -100,6 +106,7 @@ METRICS: tuple[MetricSpec, ...] = (
     STEPS_TOTAL,
     OUTPUTS_TOTAL,
     SOLO_CALLS_TOTAL,
+    STEP_BATCHING,
 )
 
 
@@ -149,6 +156,13 @@ class Telemetry:
         assert self._gauges[spec.name] > 0, f"{spec.name}: leave without enter"
         self._gauges[spec.name] -= 1
         self._sink.add(spec, {}, -1)
+
+    def verdicts(self, joint: Mapping[str, str | None]) -> None:
+        """Tell once, when an engine starts, for each denoiser why its calls are not batched, or None if they are."""
+        with self._lock:
+            for denoiser, reason in joint.items():
+                labels = {"denoiser": denoiser, "reason": reason or ""}
+                self._sink.add(STEP_BATCHING, labels, 1.0 if reason is None else 0.0)
 
     def waiting(self) -> None:
         """A request entered the engine's queue."""

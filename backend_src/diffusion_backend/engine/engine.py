@@ -114,6 +114,7 @@ class DiffusionEngine:
     def start(self) -> None:
         """Start the engine's threads; called once."""
         self._stopped_reason = None
+        self._delivery.put(lambda: self._telemetry.verdicts(self._capabilities.joint))
         self._delivery.start()
         self._deadline_thread.start()
         self._thread.start()
