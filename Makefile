@@ -22,13 +22,13 @@ ARGS ?=
 PROMPT ?= red apple
 override export PROMPT := $(value PROMPT)
 
-.PHONY: help setup serve test check bench demo train-emoji emoji-report clean
+.PHONY: help setup serve test check bench demo train-emoji emoji-report coverage-report clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'serve reads MODEL_REPOSITORY, HOST, HTTP_PORT, GRPC_PORT and METRICS_PORT from the environment.'
-	@echo 'serve, test, bench, demo, train-emoji and emoji-report take further arguments: make serve ARGS="--help"'
+	@echo 'serve, test, bench, demo, train-emoji, emoji-report and coverage-report take further arguments: make serve ARGS="--help"'
 
 setup: $(STAMP) ## make .venv from requirements.lock (PYTHON=... chooses the Python)
 
@@ -76,6 +76,9 @@ train-emoji: setup ## train the model that ships again, from nothing
 
 emoji-report: setup ## measure the quality of the model that ships
 	$(BIN)/python -m tools.emoji.report $(ARGS)
+
+coverage-report: setup ## measure which pipeline classes are batched, and write docs/coverage.md
+	$(BIN)/python -m tools.coverage $(ARGS)
 
 clean: ## remove .venv and what the tools have cached
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis backend_src/*.egg-info

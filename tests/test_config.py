@@ -17,10 +17,19 @@ from diffusion_backend.pipelines.arguments import Limits
 # name: (text that is not the default, what it becomes, default)
 PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "pipeline_class": ("FluxPipeline", "FluxPipeline", None),
+    "loras": ("ink = a/b.safetensors,wash-2=owner/name", (("ink", "a/b.safetensors"), ("wash-2", "owner/name")), ()),
+    "lora_root": ("loras", "loras", None),
     "dtype": ("bfloat16", "bfloat16", "float32"),
     "step_batching": ("require", "require", "auto"),
     "deterministic": ("True", True, False),
     "self_check_tolerance": ("1e-3", 1e-3, None),
+    "enable_model_cpu_offload": ("true", True, False),
+    "vae_tiling": ("true", True, False),
+    "vae_slicing": ("true", True, False),
+    "attention_backend": ("native", "native", None),
+    "quantization": ('{"quant_backend": "x"}', '{"quant_backend": "x"}', None),
+    "compile": ("max-autotune", "max-autotune", None),
+    "warmup_timeout_s": ("60", 60.0, 1800.0),
     "max_num_seqs": ("3", 3, 16),
     "max_batch_rows": ("8", 8, 32),
     "max_waiting": ("7", 7, 4096),
@@ -70,7 +79,7 @@ def test_an_unknown_parameter_names_the_nearest_known_one(name: str, nearest: st
         ModelConfig.from_parameters({"model": "m", name: "1"})
     assert caught.value.parameter == name
     assert str(caught.value).startswith(
-        f"parameter {name!r}: there is no such parameter; did you mean {nearest!r}? (known are model, pipeline_class, dtype, "
+        f"parameter {name!r}: there is no such parameter; did you mean {nearest!r}? (known are model, pipeline_class, "
     )
 
 
@@ -100,6 +109,11 @@ def test_an_unknown_parameter_names_the_nearest_known_one(name: str, nearest: st
         ("default_guidance_scale", "high", "'high' is not a number"),
         ("warmup_sizes", "512", "'512' is not a size; write heights and widths as '512x512, 768x512'"),
         ("warmup_sizes", "512x512x3", "'512x512x3' is not a size"),
+        ("loras", "ink", "'ink' is not of the form name=path; write 'name=path, name2=path2'"),
+        ("loras", "a/b=c", "'a/b=c' is not of the form name=path"),
+        ("loras", "ink=", "'ink=' is not of the form name=path"),
+        ("loras", "ink=a, ink=b", "the name 'ink' is there twice"),
+        ("lora_root", "", "it is empty"),
         ("warmup_sizes", "512x512, big", "'big' is not a size"),
     ],
 )

@@ -82,6 +82,18 @@ def _sizes(name: str, text: str) -> tuple[tuple[int, int], ...]:
     return tuple(sizes)
 
 
+def _named_paths(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    pairs: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        match = re.fullmatch(r"([\w][\w.-]*)\s*=\s*(\S.*)", part)
+        if match is None:
+            raise ConfigurationError(name, f"{part!r} is not of the form name=path; write 'name=path, name2=path2'")
+        if match[1] in pairs:
+            raise ConfigurationError(name, f"the name {match[1]!r} is there twice")
+        pairs[match[1]] = match[2]
+    return tuple(pairs.items())
+
+
 def _text(name: str, text: str) -> str:
     if not text.strip():
         raise ConfigurationError(name, "it is empty")
@@ -102,6 +114,12 @@ class ModelConfig:
     pipeline_class: str | None = _param(
         None, _text, "class to load the weights with, such as StableDiffusionImg2ImgPipeline; by default their own"
     )
+    loras: tuple[tuple[str, str], ...] = _param(
+        (), _named_paths, "LoRA adapters that requests may name, as 'name=path, name2=path2' (or hub ids)"
+    )
+    lora_root: str | None = _param(
+        None, _text, "folder whose LoRA files requests may name by path; by default paths are refused"
+    )
     dtype: str = _param("float32", _choice("float32", "float16", "bfloat16"), "type of the weights")
     step_batching: str = _param(
         "auto",
@@ -114,6 +132,17 @@ class ModelConfig:
     self_check_tolerance: float | None = _param(
         None, _tolerance, "largest difference of a joint forward from the call alone; by default by dtype"
     )
+    enable_model_cpu_offload: bool = _param(False, _flag, "true: keep weights on the host until they are used")
+    vae_tiling: bool = _param(False, _flag, "true: decode large pictures in tiles")
+    vae_slicing: bool = _param(False, _flag, "true: decode the pictures of a batch one by one")
+    attention_backend: str | None = _param(None, _text, "kernel of the attention, by diffusers' name for it")
+    quantization: str | None = _param(None, _text, "JSON object of the arguments of PipelineQuantizationConfig")
+    compile: str | None = _param(
+        None,
+        _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        "mode of torch.compile for the denoisers; not compiled by default",
+    )
+    warmup_timeout_s: float = _param(1800.0, _positive, "seconds that the probe and the warm-up may take at load")
     max_num_seqs: int = _param(16, _integer(1), "requests that run at once")
     max_batch_rows: int = _param(32, _integer(1), "rows of one forward of the denoiser")
     max_waiting: int = _param(4096, _integer(1), "requests in the engine's own queue")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ class DiffusionRequest:
         priority: smaller is sooner; equal ones in order of arrival.
         timeout_s: seconds from `submit` after which the request is given up; None for no limit.
         scheduler: the class name of a `diffusers` scheduler to use instead of the pipeline's own.
+        lora: names of LoRA adapters (or paths under the model's `lora_root`), each with its weight.
         extra_args: further arguments of the pipeline's `__call__`.
     """
 
@@ -65,6 +66,7 @@ class DiffusionRequest:
     priority: int = 0
     timeout_s: float | None = None
     scheduler: str | None = None
+    lora: tuple[tuple[str, float], ...] = ()
     extra_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -189,6 +191,13 @@ class DiffusionOutput:
         """Those of `image`, `video`, `audio` that are there."""
         pairs = (("image", self.images), ("video", self.video), ("audio", self.audio))
         return tuple(name for name, value in pairs if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredOutput:
+    """An output that is on its way to the host: `get` waits for it, and is called by the thread that finishes it."""
+
+    get: Callable[[], DiffusionOutput]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from diffusion_backend.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-EMOJI = ROOT / "models" / "emoji"
+EMOJI = (ROOT / "models" / "emoji").resolve()
 
 Call = Callable[..., typer.testing.Result]
 

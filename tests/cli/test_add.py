@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
 
-from diffusion_backend.cli import add
+from diffusion_backend.cli import add, parameters
 from diffusion_backend.config import ModelConfig
 from diffusion_backend.errors import ConfigurationError
 from tests.cli.conftest import EMOJI, ROOT, make_pipeline, parameters_of, snapshot
@@ -21,13 +22,10 @@ def option(name: str) -> str:
 
 def a_value(name: str) -> str:
     """Return a text that a parameter's own parser takes, and that is not its default."""
-    for text in ("3", "0.25", "bfloat16", "off", "true", "64x96, 32x32"):
-        try:
-            value = FIELDS[name].metadata["parse"](name, text)
-        except ConfigurationError:
-            continue
-        assert value != FIELDS[name].default
-        return text
+    for text in (*parameters._choices(FIELDS[name]), "3", "0.25", "true", "64x96, 32x32", "name=path"):
+        with contextlib.suppress(ConfigurationError):
+            if FIELDS[name].metadata["parse"](name, text) != FIELDS[name].default:
+                return text
     raise AssertionError(f"no value for {name}: add one here")
 
 
@@ -75,7 +73,7 @@ def test_files_are_those_of_the_model_that_ships(call, repository):
 
 
 def test_every_parameter_is_an_option_and_only_those_given_are_written(call, repository):
-    values = {name: a_value(name) for name in FIELDS}
+    values = {name: a_value(name) for name in FIELDS} | {"pipeline_class": "StableDiffusionImg2ImgPipeline"}
     arguments = [argument for name, value in values.items() for argument in (option(name), value)]
     assert call("add", EMOJI, "--name", "all", *arguments).exit_code == 0
     assert parameters_of(repository / "all") == {"model": str(EMOJI), **values}
@@ -83,15 +81,20 @@ def test_every_parameter_is_an_option_and_only_those_given_are_written(call, rep
     assert ModelConfig.from_parameters(parameters_of(repository / "all")) == expected
 
 
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_bad_value_is_refused_in_the_words_of_its_parser(refused, name):
+def a_complaint(name: str) -> tuple[str, str]:
+    """Return a text that a parameter's own parser refuses, and what it says of it."""
     for text in ("§", ""):
         try:
             FIELDS[name].metadata["parse"](name, text)
         except ConfigurationError as error:
-            assert refused("add", EMOJI, option(name), text) == error.message
-            return
+            return text, error.message
     raise AssertionError(f"no bad value for {name}: add one here")
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_bad_value_is_refused_in_the_words_of_its_parser(refused, name):
+    text, complaint = a_complaint(name)
+    assert refused("add", EMOJI, option(name), text) == complaint
 
 
 def test_the_help_has_every_parameter_with_its_values_and_default(call, monkeypatch):
@@ -177,3 +180,10 @@ def test_what_a_pipeline_needs_and_what_is_not_known_is_said(call, tmp_path):
     assert "gives       video" in pictures
     depth = call("add", make_pipeline(tmp_path / "depth", "MarigoldDepthPipeline")).stdout
     assert "gives       known after `diffusion-backend check depth`" in depth
+
+
+def test_the_class_that_the_weights_are_loaded_with_counts(call):
+    result = call("add", EMOJI, "--name", "other", "--pipeline-class", "StableDiffusionInpaintPipeline")
+    assert result.exit_code == 0
+    assert f"StableDiffusionInpaintPipeline from {EMOJI}" in result.stdout
+    assert "mask_image" in result.stdout

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import tritonclient.http as httpclient
 
-from diffusion_backend.serve.ports import free_ports
 from diffusion_backend.serve.server import TritonServer
 from tests.cli.conftest import EMOJI
 
@@ -34,9 +33,7 @@ def run_script(*arguments: object, **environment: str) -> subprocess.CompletedPr
 def test_an_added_model_answers_through_its_twin(call, repository):
     assert call("add", EMOJI, "--name", "mine", "--default-num-inference-steps", 2, "--max-num-seqs", 2).exit_code == 0
     print(f"seed {SEED}")
-    (grpc_port,) = free_ports("127.0.0.1", 1)
-    environment = {**os.environ, "DIFFUSION_GRPC_ENDPOINT": f"127.0.0.1:{grpc_port}"}
-    with TritonServer(repository, grpc_port=grpc_port, env=environment) as server:
+    with TritonServer(repository) as server:
         states = {model.name: model.is_ready for model in server.wait_ready(strict=True)}
         assert states == {"mine": True, "mine_unary": True}
         inputs = []

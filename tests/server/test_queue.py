@@ -26,7 +26,7 @@ def test_timeout_in_the_queue_34(served):
         call = served.stream("tight", prompt="b", **QUICK, timeout_s=2.0)
         with pytest.raises(InferenceServerException, match="timeout expired") as caught:
             call.result()
-    assert caught.value.status() == "StatusCode.UNAVAILABLE"
+    assert caught.value.status() is None, "what Triton itself says on a stream has no code"
     print(f"told after {call.seconds:.2f} s")
     assert 2.0 <= call.seconds <= 3.0
 
@@ -106,7 +106,7 @@ def test_priority_1_overtakes_38(served):
     with Blocker(served):
         calls = []
         for priority in (3, 2, 0, 1, 1):  # 0 is the default, 2
-            calls.append(served.stream("tight", prompt="a", **QUICK, priority=priority))
+            calls.append(served.stream("tight", prompt="a", **{**QUICK, "num_inference_steps": 8}, priority=priority))
             waiting(served, len(calls))
     for call in calls:
         call.result()

@@ -96,7 +96,8 @@ def test_stream_tells_each_step_then_the_result(served, alone):
     assert [(a.step, a.num_steps) for a in call.events("step")] == [(k, 4) for k in (1, 2, 3, 4)]
     assert {a.request_id for a in call.answers} == {"mine"}
     assert same(answer.images, expected.images)
-    assert set(answer.outputs) == {"event", "images", "seeds", "metrics"}
+    assert set(answer.outputs) == {"event", "step", "num_steps", "images", "seeds", "metrics"}
+    assert (answer.step, answer.num_steps) == (4, 4)
 
 
 def test_without_progress_exactly_one_response_comes(served, alone):
@@ -206,8 +207,32 @@ def test_exactly_one_end_on_cancel_7(served):
     assert "ancelled" in errors[0]
 
 
+def test_an_error_on_a_stream_is_plain_text_unless_its_code_is_asked_for(served):
+    """The request parameter `error_codes` puts the code's name before the text; it is no input and changes no other."""
+    plain = served.stream(prompt="a", height=0, name_code=False).wait()
+    coded = served.stream(prompt="a", height=0, name_code=True).wait()
+    plain.close()
+    coded.close()
+    assert plain.error.status() is None
+    assert coded.error.status() == "StatusCode.INVALID_ARGUMENT"
+    assert plain.error.message() == coded.error.message() == "height: 0 is not allowed; it must be from 1 to 4096"
+
+
+def test_hundreds_of_errors_at_once_leave_the_server_alive(served):
+    """Errors through the twin: with the header `triton_grpc_error` a few hundred of them end this server."""
+
+    def call(k: int) -> str:
+        with pytest.raises(InferenceServerException) as caught:
+            served.infer(prompt="a", height=0)
+        return caught.value.status()
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(call, range(600))) == {"StatusCode.INVALID_ARGUMENT"}
+    assert served.grpc.is_server_live()
+
+
 def test_an_error_does_not_end_the_other_requests_of_its_stream(served, alone):
-    """Without the header `triton_grpc_error` the stream goes on."""
+    """The stream goes on."""
     expected = alone(**APPLE)
     images, errors = {}, []
     came = threading.Condition()

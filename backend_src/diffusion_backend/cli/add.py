@@ -58,7 +58,9 @@ def add(
     names = [name, f"{name}{UNARY}"] if unary else [name]
     check_places(repository, names, force=force)
     source = find(given)
-    seen = preview(source.index)
+    # The class that the model is loaded with, if it is to be another than that of its weights.
+    own = {"_class_name": parameters["pipeline_class"]} if "pipeline_class" in parameters else {}
+    seen = preview({**source.index, **own})
     written = source.from_folder(repository, name)
     ModelConfig.from_parameters({"model": written, **parameters})
     files = {name: streaming_files(seen.pipeline, {"model": written, **parameters})}

@@ -29,6 +29,8 @@ def main() -> None:
     # What these libraries warn of when they are imported concerns nobody here; whoever wants it sets the variables.
     for name in ("TRANSFORMERS_VERBOSITY", "DIFFUSERS_VERBOSITY"):
         os.environ.setdefault(name, "error")
+    # Threads of PyTorch that wait for each other sleep: spinning, they starve whoever shares the processors.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app(prog_name="diffusion-backend")
 
 

@@ -18,5 +18,6 @@ def difference(one: DiffusionOutput, two: DiffusionOutput) -> float:
         if (a is None) != (b is None) or (a is not None and a.shape != b.shape):
             return math.inf
         if a is not None and a.size:
-            worst = max(worst, float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) * scale)
-    return worst if worst == worst else math.inf
+            apart = float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) * scale
+            worst = max(worst, math.inf if math.isnan(apart) else apart)
+    return worst

@@ -20,7 +20,7 @@ from ..errors import (
     QueueFullError,
     RequestCancelledError,
 )
-from ..request import DiffusionOutput, DiffusionRequest, DiffusionResult, Event, EventKind
+from ..request import DeferredOutput, DiffusionOutput, DiffusionRequest, DiffusionResult, Event, EventKind
 from ..telemetry import MemorySink, Telemetry
 from ..timing import RequestRecord, now
 from .delivery import Delivery
@@ -372,13 +372,14 @@ class DiffusionEngine:
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
-    def _finish_later(self, handle: RequestHandle, output: DiffusionOutput) -> None:
+    def _finish_later(self, handle: RequestHandle, output: DiffusionOutput | DeferredOutput) -> None:
         self._delivery.put_slow(lambda: self._finish(handle, output))
 
-    def _finish(self, handle: RequestHandle, output: DiffusionOutput) -> None:
+    def _finish(self, handle: RequestHandle, made: DiffusionOutput | DeferredOutput) -> None:
         """Finish a result and hand it out; on a thread of the pool."""
         request = handle.request
         try:
+            output = made.get() if isinstance(made, DeferredOutput) else made
             payload = handle.finalize(output) if handle.finalize is not None else None
         except Exception as cause:
             log.exception("finishing a result failed")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import DiffusionError
-from ..request import DiffusionOutput, DiffusionRequest, Event
+from ..request import DeferredOutput, DiffusionOutput, DiffusionRequest, Event
 
 
 class WorkKind(Enum):
@@ -55,7 +56,7 @@ class Report:
 
     request_id: str
     work: Work | None = None
-    output: DiffusionOutput | None = None
+    output: DiffusionOutput | DeferredOutput | None = None
     error: DiffusionError | None = None
     events: list[Event] = field(default_factory=list)
     params: dict[str, object] = field(default_factory=dict)
@@ -79,6 +80,8 @@ class Capabilities:
         joint: for each meeting point, None if its calls are batched, else the reason why not.
         exclusive: whether a call changes the shared modules, so that only one request can run at a time.
         rows_per_output: most rows of the denoiser that one output needs (2 with classifier-free guidance).
+        adapters: names of the LoRA adapters that may be asked for.
+        adapter_root: the folder, resolved, whose adapters may be asked for by path; None for none.
     """
 
     pipeline_class: str
@@ -94,6 +97,8 @@ class Capabilities:
     joint: dict[str, str | None] = field(default_factory=dict)
     exclusive: bool = False
     rows_per_output: int = 1
+    adapters: tuple[str, ...] = ()
+    adapter_root: Path | None = None
 
     @property
     def supports_audio_output(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 from ..engine.executor import Capabilities
 from ..errors import InvalidArgumentError, did_you_mean
 from ..request import PICTURES, DiffusionRequest
+from .adapters import check_arguments, select
 
 OUTPUTS_PER_PROMPT = (
     "num_images_per_prompt",
@@ -136,6 +137,9 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
             f"{request.scheduler!r} is not one of {', '.join(capabilities.schedulers) or 'none'}"
             + did_you_mean(request.scheduler, capabilities.schedulers),
         )
+    select(request.lora, capabilities.adapters, capabilities.adapter_root, request_id=request.request_id)
+    if capabilities.adapters or capabilities.adapter_root is not None:
+        check_arguments(request.extra_args, request_id=request.request_id)
     _check_arguments(request, capabilities, refuse)
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ..engine.executor import Capabilities, Report, Work, WorkKind
 from ..errors import DiffusionError, InvalidArgumentError, OutOfMemoryError, PipelineError, without_paths
-from ..request import DiffusionOutput, DiffusionRequest, Event, EventKind
+from ..request import DeferredOutput, DiffusionOutput, DiffusionRequest, Event, EventKind
 from ..timing import now
+from .adapters import Adapters, Selection, select
 from .arguments import call_arguments, frame_rate_of, signature_of
 from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
 from .module_state import restorer
-from .outputs import to_output
+from .offload import defer_output
 from .previews import decode_preview
 from .reference import own_copy
 from .step_meter import StepMeter
@@ -64,6 +65,7 @@ class _Active:
     events: list[Event] = field(default_factory=list)
     denoised: bool = False  # whether its first denoiser call was made
     met_at_step: bool = False  # whether it has met others since its last step
+    selection: Selection | None = None  # its adapters, once it has started
     restore: Callable[[], None] | None = None  # puts back what its call changes in the shared modules
 
 
@@ -74,10 +76,21 @@ class PipelineExecutor:
         pipeline: loaded, on its device, with its meeting points installed (`probe.prepare`).
         capabilities: what the probe found.
         output_type: the `output_type` that the pipeline is called with.
+        adapters: of the pipeline, if it has some.
     """
 
-    def __init__(self, pipeline: Any, capabilities: Capabilities, *, output_type: str = "pt") -> None:
+    def __init__(
+        self,
+        pipeline: Any,
+        capabilities: Capabilities,
+        *,
+        output_type: str = "pt",
+        adapters: Adapters | None = None,
+    ) -> None:
         self.pipeline = pipeline
+        self._adapters = adapters
+        if adapters is not None:
+            capabilities = replace(capabilities, adapters=adapters.names, adapter_root=adapters.root)
         self._capabilities = capabilities
         self._output_type = output_type
         self._arguments = frozenset(signature_of(pipeline))
@@ -104,7 +117,7 @@ class PipelineExecutor:
         own = own_copy(self.pipeline, request.scheduler)
         active = _Active(request, own, RequestGreenlet(self._call), _params(request, self._capabilities))
         scheduler = getattr(own, "scheduler", None)
-        if scheduler is not None:
+        if hasattr(scheduler, "step"):
             active.params["scheduler"] = type(scheduler).__name__
             active.meter = StepMeter(
                 scheduler,
@@ -118,6 +131,10 @@ class PipelineExecutor:
     def execute(self, kind: WorkKind, request_ids: Sequence[str]) -> list[Report]:
         """Run one unit of work; see the module's docstring."""
         actives = [self._active[request_id] for request_id in request_ids]
+        try:
+            self._use_adapters(actives[0])  # those of one forward have the same, as they are in its key
+        except Exception as error:
+            return [self._resume(active, _Raised(error)) for active in actives]
         if kind is WorkKind.START:
             return [self._resume(active, active) for active in actives]
         if kind is WorkKind.STEP:
@@ -129,6 +146,11 @@ class PipelineExecutor:
     def abort(self, request_id: str, error: DiffusionError) -> Report:
         """Throw into the greenlet until it has ended; the report carries `error`."""
         active = self._active.pop(request_id)
+        if active.selection is not None:
+            try:
+                self._use_adapters(active)  # its `finally` clauses may call modules
+            except Exception as raised:
+                log.debug("request %s is aborted without its adapters: %s", request_id, raised)
         for _ in range(_MAX_THROWS):
             try:
                 active.greenlet.throw(_Aborted)
@@ -154,14 +176,27 @@ class PipelineExecutor:
         if report.error is not None:
             raise report.error
 
+    def _use_adapters(self, active: _Active) -> None:
+        """Put a request's adapters in force before anything of it runs.
+
+        Raises:
+            InvalidArgumentError: this pipeline has no such adapters.
+        """
+        request = active.request
+        if active.selection is None:
+            names, root = self._capabilities.adapters, self._capabilities.adapter_root
+            active.selection = select(request.lora, names, root, request_id=request.request_id)
+        if self._adapters is not None:
+            self._adapters.use(active.selection)
+
     # -- greenlets ----------------------------------------------------------------------------------------------
 
-    def _call(self, active: _Active) -> DiffusionOutput:
+    def _call(self, active: _Active) -> DiffusionOutput | DeferredOutput:
         """Run in the greenlet: the whole of a request."""
         request, defaults = active.request, self._capabilities.defaults
         raw = active.pipeline(**call_arguments(request, self._arguments, self._output_type, defaults))
         rate = request.frame_rate if request.frame_rate is not None else frame_rate_of(defaults)
-        return to_output(raw, sample_rate=self._capabilities.sample_rate, frame_rate=rate)
+        return defer_output(raw, sample_rate=self._capabilities.sample_rate, frame_rate=rate)
 
     def _on_step(self, active: _Active, meter: StepMeter) -> None:
         """Note a step; called in the greenlet, by the request's scheduler."""
@@ -213,6 +248,8 @@ class PipelineExecutor:
         else:
             active.denoised = active.met_at_step = True
             key, rows, solo_reason = outcome.point.describe(outcome)
+            if self._adapters is not None:
+                key = (active.selection, key)
             work = Work(WorkKind.FORWARD, key, rows, solo_reason)
         return Report(request_id, work=work, events=_take(active), params=active.params)
 
@@ -288,5 +325,6 @@ def _params(request: DiffusionRequest, capabilities: Capabilities) -> dict[str, 
         **({} if request.duration_s is None else {"duration_s": request.duration_s}),
         "num_outputs_per_prompt": request.num_outputs_per_prompt,
         "seeds": list(request.seeds),
+        **({} if not request.lora else {"lora": ", ".join(f"{name}:{weight}" for name, weight in request.lora)}),
         **request.extra_args,
     }

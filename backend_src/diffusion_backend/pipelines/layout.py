@@ -200,6 +200,17 @@ def _is_list_of_tensors(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(item, torch.Tensor) for item in value)
 
 
+def is_opaque(value: Any) -> bool:
+    """Whether something in a value is neither tensor nor plain: a cache, say. It cannot be split into rows.
+
+    As an argument such a thing may be shared, if it is the same one; as an output it belongs to all rows together.
+    """
+    if isinstance(value, torch.Tensor) or isinstance(value, _SCALARS):  # noqa: SIM101  # one is a type, one a tuple
+        return False
+    parts = _parts(value)
+    return parts is None or any(is_opaque(part) for _, part in parts)
+
+
 def has_rows(rule: Rule) -> bool:
     """Whether anything in the rule depends on the number of rows."""
     if isinstance(rule, Fields):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..config import ModelConfig
 from ..errors import ConfigurationError, ModelLoadError, did_you_mean
+from .adapters import Adapters
 from .executor import PipelineExecutor
+from .memory import place, quantization_config
 from .probe import prepare
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -33,8 +40,30 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
         ModelLoadError: the pipeline cannot be loaded, with the reason.
     """
     pipeline = load_pipeline(
-        config.model, pipeline_class=config.pipeline_class, dtype=config.dtype, device=device, base=base
+        config.model,
+        pipeline_class=config.pipeline_class,
+        dtype=config.dtype,
+        base=base,
+        quantization_config=quantization_config(config.quantization),
     )
+    place(pipeline, config, device)
+    adapters = None
+    if config.loras or config.lora_root is not None:
+        adapters = Adapters(pipeline, dict(config.loras), root=config.lora_root, base=base)
+        with torch.no_grad():
+            adapters.load_registered()
+    executor = _within(config.warmup_timeout_s, lambda: _warm_up(pipeline, config, adapters))
+    solo = {name: reason for name, reason in executor.capabilities.joint.items() if reason is not None}
+    if config.step_batching == "require" and solo:
+        raise ModelLoadError(
+            f"step_batching is 'require', but {', '.join(f'{n} cannot be batched ({r})' for n, r in solo.items())}; "
+            "set it to 'auto' to serve this model one call at a time"
+        )
+    return executor
+
+
+def _warm_up(pipeline: Any, config: ModelConfig, adapters: Adapters | None) -> PipelineExecutor:
+    """Probe a pipeline and run each size of the configuration once."""
     sizes = config.warmup_sizes
     height, width = sizes[0] if sizes else (None, None)
     try:
@@ -43,20 +72,39 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
             disabled="deterministic" if config.deterministic else "disabled" if config.step_batching == "off" else None,
             tolerance=config.self_check_tolerance,
             params={} if height is None else {"height": height, "width": width},
+            compile_mode=config.compile,
         )
+        executor = PipelineExecutor(pipeline, capabilities, output_type=output_type, adapters=adapters)
+        with torch.no_grad():
+            for height, width in sizes[1:]:
+                executor._dummy_run(height, width)
     except Exception as error:
         raise ModelLoadError(f"{type(pipeline).__name__} was loaded, but a first run failed: {error}") from error
-    solo = {name: reason for name, reason in capabilities.joint.items() if reason is not None}
-    if config.step_batching == "require" and solo:
-        raise ModelLoadError(
-            f"step_batching is 'require', but {', '.join(f'{n} cannot be batched ({r})' for n, r in solo.items())}; "
-            "set it to 'auto' to serve this model one call at a time"
-        )
-    executor = PipelineExecutor(pipeline, capabilities, output_type=output_type)
-    with torch.no_grad():
-        for height, width in sizes[1:]:
-            executor._dummy_run(height, width)
     return executor
+
+
+def _within(seconds: float, function: Callable[[], T]) -> T:
+    """Call a function on a thread of its own, and give it up when the time has passed.
+
+    Raises:
+        ModelLoadError: the time has passed. (The thread cannot be ended; the process is, when the load has failed.)
+        Exception: what the function raised.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="diffusion-warm-up", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except FutureTimeoutError:
+        raise ModelLoadError(
+            f"the first runs have not ended within {seconds:g} s; set warmup_timeout_s higher if they need longer"
+        ) from None
 
 
 def load_pipeline(
@@ -64,16 +112,16 @@ def load_pipeline(
     *,
     pipeline_class: str | None = None,
     dtype: str = "float32",
-    device: str = "cpu",
     base: Path | None = None,
+    quantization_config: Any = None,
 ) -> Any:
-    """Load a bare `diffusers` pipeline.
+    """Load a bare `diffusers` pipeline, onto the CPU.
 
     Args:
         model: a local path (absolute, or relative to `base`), or a hub id such as `owner/name`.
         pipeline_class: name of the `diffusers` class to load the weights with; their own by default.
         dtype: one of `DTYPES`.
-        device: for its weights.
+        quantization_config: as `from_pretrained` takes it, or None.
 
     Raises:
         ConfigurationError: `dtype` is unknown.
@@ -89,8 +137,8 @@ def load_pipeline(
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
     try:
-        pipeline = loader.from_pretrained(source, dtype=DTYPES[dtype])
-        pipeline.to(device)
+        options = {} if quantization_config is None else {"quantization_config": quantization_config}
+        pipeline = loader.from_pretrained(source, dtype=DTYPES[dtype], **options)
     except Exception as error:
         reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
         raise ModelLoadError(f"cannot load the pipeline {model!r}: {type(error).__name__}: {reason}") from error

@@ -172,6 +172,8 @@ class MeetingPoint:
         Raises:
             Exception: what the merged call raised.
         """
+        if layout.is_opaque(outputs[0]):
+            raise LayoutError("output", "the output holds something that cannot be split")
         merged = run_merged(candidate, self.original, calls)
         return max(largest_difference(alone, part) for alone, part in zip(outputs, merged, strict=True))
 

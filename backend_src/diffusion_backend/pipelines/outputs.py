@@ -12,6 +12,12 @@ from ..errors import PipelineError
 from ..request import DiffusionOutput
 from .audio import _extract_audio_slice
 
+FIELDS = {
+    **dict.fromkeys(("images", "image", "rgb", "prediction", "frames", "videos", "video"), "pictures"),
+    **dict.fromkeys(("audios", "audio"), "sound"),
+}
+"""The fields of pipelines' outputs that are handed out, and what they hold."""
+
 
 def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | None = None) -> DiffusionOutput:
     """Return the output of a pipeline's call as arrays.
@@ -26,7 +32,7 @@ def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | N
     Raises:
         PipelineError: the output has none of them.
     """
-    images = _first(raw, "images", "image")
+    images = _first(raw, "images", "image", "rgb", "prediction")
     frames = _first(raw, "frames", "videos", "video")
     if getattr(images, "ndim", 0) == 5:  # turns of an object
         images, frames = None, images
@@ -63,6 +69,13 @@ def _first(raw: Any, *names: str) -> Any:
     return next((value for name in names if (value := getattr(raw, name, None)) is not None), None)
 
 
+def quantize(pictures: torch.Tensor) -> torch.Tensor:
+    """Return pictures in [0, 1] as uint8, rounded as `diffusers` rounds; integers as they are, on their device."""
+    if not pictures.is_floating_point():
+        return pictures.to(torch.uint8)
+    return (pictures.float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
 def to_uint8(pictures: Any, *, ndim: int) -> NDArray[np.uint8]:
     """Return pictures as uint8 with the channels last, exactly as `diffusers` makes PIL pictures of them.
 
@@ -73,13 +86,10 @@ def to_uint8(pictures: Any, *, ndim: int) -> NDArray[np.uint8]:
     if isinstance(pictures, list | tuple) and pictures and isinstance(pictures[0], torch.Tensor):
         pictures = torch.stack(list(pictures))
     if isinstance(pictures, torch.Tensor):
-        if not pictures.is_floating_point():
-            array = pictures.to(torch.uint8).cpu().numpy()
-        else:
-            # Converted on the device: a quarter of the bytes cross to the host.
-            scaled = (pictures.float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
-            channels_last = pictures.shape[-1] in (1, 3, 4) and pictures.shape[-3] not in (1, 3, 4)
-            array = (scaled if channels_last else scaled.movedim(-3, -1)).contiguous().cpu().numpy()
+        # Converted on the device: a quarter of the bytes cross to the host.
+        scaled = quantize(pictures)
+        channels_last = pictures.shape[-1] in (1, 3, 4) and pictures.shape[-3] not in (1, 3, 4)
+        array = (scaled if channels_last else scaled.movedim(-3, -1)).contiguous().cpu().numpy()
     else:
         array = np.asarray(_stack(pictures))
         if array.dtype != np.uint8:

@@ -33,7 +33,10 @@ from .reference import components_of, own_copy
 log = logging.getLogger(__name__)
 
 DENOISERS = ("unet", "unet_2", "transformer", "transformer_2", "controlnet", "prior", "decoder", "dit")
-"""Components whose `forward` is called at every step."""
+"""Components whose `forward` is called at every step, wherever their class is from."""
+
+DENOISER_PACKAGES = ("diffusers.models.unets", "diffusers.models.transformers", "diffusers.models.controlnets")
+"""Where the classes of all other denoisers are from, whatever a pipeline calls them."""
 
 DECODERS = ("vae", "vqvae", "vqgan", "movq", "audio_vae")
 """Components whose `decode` makes the output."""
@@ -66,6 +69,7 @@ def prepare(
     tolerance: float | None = None,
     params: Mapping[str, Any] | None = None,
     inputs: InputMaker | None = None,
+    compile_mode: str | None = None,
 ) -> tuple[Capabilities, list[MeetingPoint], str]:
     """Install the meeting points of a freshly loaded pipeline, learn their layouts, and find out what it can do.
 
@@ -77,6 +81,7 @@ def prepare(
         params: plain arguments of the probe runs (height, width, num_frames, …); the pipeline's own by default.
         inputs: makes the pictures and the like of a probe run from the seeds of its items; by default they are made up
             from the pipeline's signature.
+        compile_mode: mode of `torch.compile` for the denoisers, or None to leave them as they are.
 
     Returns:
         The capabilities, the denoisers' meeting points, and the `output_type` to call the pipeline with.
@@ -84,7 +89,7 @@ def prepare(
     Raises:
         Exception: what the pipeline raised when it was run for one row.
     """
-    points = install(pipeline)
+    points = install(pipeline, compile_mode)
     with torch.no_grad():
         runner = _first_run(pipeline, dict(params or {}), inputs)
         for point in points:
@@ -119,12 +124,20 @@ def prepare(
     return capabilities, points, runner.output_type
 
 
-def install(pipeline: Any) -> list[MeetingPoint]:
-    """Put meeting points at the pipeline's denoisers and decoders; return those of the denoisers."""
+def install(pipeline: Any, compile_mode: str | None = None) -> list[MeetingPoint]:
+    """Put meeting points at the pipeline's denoisers and decoders; return those of the denoisers.
+
+    What is compiled is the denoiser's own `forward`, not the meeting point in its place.
+    """
     points = []
     for name, module in components_of(pipeline).items():
-        if name in DENOISERS and isinstance(module, torch.nn.Module):
-            point = MeetingPoint(name, WorkKind.FORWARD, module.forward)
+        if isinstance(module, torch.nn.Module) and (
+            name in DENOISERS or type(module).__module__.startswith(DENOISER_PACKAGES)
+        ):
+            forward = module.forward
+            if compile_mode is not None:
+                forward = torch.compile(forward, mode=compile_mode, dynamic=True)
+            point = MeetingPoint(name, WorkKind.FORWARD, forward)
             point.install(module, "forward")
             points.append(point)
         elif name in DECODERS and hasattr(module, "decode"):

@@ -18,9 +18,8 @@ OnStep = Callable[["StepMeter"], None]
 class StepMeter:
     """Counts the steps of a scheduler that one request owns.
 
-    The scheduler's class becomes a subclass whose `step` reports here. A pipeline may copy its scheduler and step the
-    copies, or several of them in turn: the first one that steps is counted, and the others are left alone, so that each
-    step counts once.
+    A pipeline may copy its scheduler and step the copies, or several of them in turn: the first one that steps is
+    counted, and the others are left alone, so that each step counts once.
 
     Attributes:
         step: steps done.
@@ -36,25 +35,14 @@ class StepMeter:
         self._counted: Any = None
         self._on_step = on_step
         self._keep_sample = keep_sample
-        base = type(scheduler)
-        original = base.step
-        meter = self
+        scheduler.step = _MeteredStep(self, scheduler)
 
-        @functools.wraps(original)
-        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            return meter._run(scheduler, functools.partial(original, scheduler), args, kwargs)
-
-        # Pipelines ask for the parameters of `step` to know whether it takes a generator or eta.
-        step.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
-        names = {"step": step, "__module__": base.__module__, "__doc__": base.__doc__}
-        scheduler.__class__ = type(base.__name__, (base,), names)
-
-    def _run(self, scheduler: Any, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do a step of a scheduler, and count it if that is the counted one."""
+    def run(self, scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do a step of a scheduler, and count it if that is the counted one; called in the request's greenlet."""
         if self._counted is None:
             self._counted = scheduler
             self.num_steps = self._total(args[1] if len(args) > 1 else kwargs.get("timestep"))
-        output = original(*args, **kwargs)
+        output = type(scheduler).step(scheduler, *args, **kwargs)
         if scheduler is self._counted:
             self.step += 1
             self.num_steps = max(self.num_steps, self.step)
@@ -79,6 +67,24 @@ class StepMeter:
             if len(found):
                 return total - int(found[0])
         return total
+
+
+class _MeteredStep:
+    """Stands in the place of a scheduler's `step`, with its signature; a copy of the scheduler gets one of its own."""
+
+    def __init__(self, meter: StepMeter, scheduler: Any) -> None:
+        self._meter = meter
+        self._scheduler = scheduler
+        # Pipelines ask for the parameters of `step` to know whether it takes a generator or eta.
+        bound = type(scheduler).step.__get__(scheduler)
+        functools.update_wrapper(self, bound)
+        self.__signature__ = inspect.signature(bound)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._meter.run(self._scheduler, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _MeteredStep:
+        return _MeteredStep(self._meter, memo.get(id(self._scheduler), self._scheduler))
 
 
 def _clean_sample(output: Any) -> torch.Tensor | None:

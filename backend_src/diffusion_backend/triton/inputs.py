@@ -33,20 +33,30 @@ class ParsedRequest:
     progress: bool
 
 
-def check_parameters(parameters: str, inputs: Iterable[str]) -> None:
+NAME_CODE = "error_codes"
+"""The parameter of a request whose error's text is to begin with its code's name; the twin sends it."""
+
+
+def check_parameters(parameters: str, inputs: Iterable[str]) -> bool:
     """Refuse what a caller sent beside the inputs: `/generate` makes parameters of fields that are no inputs.
 
     Args:
         parameters: the request's parameters, as JSON; Triton's own (priority, timeout, ...) are not among them.
         inputs: names of the model's inputs.
 
+    Returns:
+        Whether the text of an error is to begin with its code's name.
+
     Raises:
         InvalidArgumentError: naming the first parameter, and the nearest input.
     """
-    for name in json.loads(parameters or "{}"):
+    given: dict[str, Any] = json.loads(parameters or "{}")
+    name_code = bool(given.pop(NAME_CODE, False))
+    for name in given:
         raise InvalidArgumentError(
             name, f"there is no such input{did_you_mean(name, inputs)} (there are {', '.join(inputs)})"
         )
+    return name_code
 
 
 def parse(
@@ -106,6 +116,7 @@ def parse(
         preview_interval=reader.integer("preview_interval") or 0,
         timeout_s=timeout_s,
         scheduler=scheduler,
+        lora=_lora(reader.text("lora")),
         extra_args=extra_args,
     )
     progress = reader.one("progress")
@@ -184,6 +195,23 @@ def _decode(name: str, value: Any) -> str:
         return bytes(value).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(name, f"it is not UTF-8 (byte {error.start})") from None
+
+
+def _lora(text: str | None) -> tuple[tuple[str, float], ...]:
+    """Return the adapters and their weights, from `name, name:0.8`."""
+    if text is None or not text.strip():
+        return ()
+    adapters = []
+    for part in text.split(","):
+        name, colon, number = part.rpartition(":")
+        name, number = (name.strip(), number.strip()) if colon else (number.strip(), "1")
+        if not name:
+            raise InvalidArgumentError("lora", f"{text!r} has an empty name; write 'name' or 'name:0.5, name2:1'")
+        try:
+            adapters.append((name, float(number)))
+        except ValueError:
+            raise InvalidArgumentError("lora", f"the weight {number!r} of {name!r} is not a number") from None
+    return tuple(adapters)
 
 
 def _extra_args(text: str | None) -> tuple[dict[str, Any], str | None]:

@@ -28,6 +28,7 @@ class ResponseStream:
         sender: Triton's response sender of the request.
         requested: names of the outputs that the client asked for; empty for all.
         abort: gives the request up, when its client is found to be gone.
+        name_code: whether the text of an error begins with its code's name.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class ResponseStream:
         progress: bool,
         requested: frozenset[str],
         abort: Callable[[], None],
+        name_code: bool,
     ) -> None:
         self._sender = sender
         self._format = output_format
         self._progress = progress
         self._requested = requested
         self._abort = abort
+        self._name_code = name_code
 
     def finalize(self, output: DiffusionOutput) -> list[bytes] | None:
         """Encode the output; the engine counts this as postprocessing."""
@@ -56,7 +59,7 @@ class ResponseStream:
             self._send(self._final_tensors(event, event.result), final=True)
         elif event.kind.is_final:
             assert event.error is not None
-            fail(self._sender, event.error)
+            fail(self._sender, event.error, name_code=self._name_code)
         elif event.kind is EventKind.STEP:
             # Triton tells of a cancelled request only when asked; once a step is what an abort can act on.
             if self._sender.is_cancelled():
@@ -97,12 +100,12 @@ class ResponseStream:
             if not final:
                 raise
             # The result could not be handed over (no shared memory for it, say): the client is told, not left waiting.
-            fail(self._sender, error)
+            fail(self._sender, error, name_code=self._name_code)
 
 
-def fail(sender: Any, error: Exception) -> None:
+def fail(sender: Any, error: Exception, *, name_code: bool = False) -> None:
     """Send an error as the final response."""
-    response = pb_utils.InferenceResponse(output_tensors=[], error=to_triton(error))
+    response = pb_utils.InferenceResponse(output_tensors=[], error=to_triton(error, name_code=name_code))
     try:
         sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     except Exception:

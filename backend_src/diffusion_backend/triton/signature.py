@@ -53,6 +53,7 @@ INPUTS = (
     TensorSpec("num_outputs_per_prompt", "INT32"),
     TensorSpec("seed", "INT64"),
     TensorSpec("output_format", "STRING"),
+    TensorSpec("lora", "STRING"),
     TensorSpec("extra_args", "STRING"),
 )
 

@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 from ..config import ModelConfig
 from ..errors import DiffusionError
 from . import signature
-from .inputs import check_parameters, parse
+from .inputs import NAME_CODE, check_parameters, parse
 from .logs import configure_logging
 from .responses import ResponseStream, fail
 
@@ -88,7 +88,7 @@ class StreamingModel:
                 self._submit(request, sender)
             except Exception as error:
                 # Everything is caught: what leaves `execute` is shown to clients with file paths in it.
-                fail(sender, error)
+                fail(sender, error, name_code=NAME_CODE in (request.parameters() or ""))
         self._engine.wait_for_slot()
 
     def finalize(self) -> None:
@@ -109,7 +109,7 @@ class StreamingModel:
         request_id = f"{request.request_id() or 'request'}#{next(self._ids)}"
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         try:
-            check_parameters(request.parameters(), self._input_names)
+            name_code = check_parameters(request.parameters(), self._input_names)
             parsed = parse(
                 request_id,
                 tensors,
@@ -130,5 +130,6 @@ class StreamingModel:
             progress=parsed.progress,
             requested=frozenset() if self._output_names <= requested else requested,
             abort=lambda: self._engine.abort(request_id),
+            name_code=name_code,
         )
         self._engine.submit(parsed.request, on_event=stream.on_event, finalize=stream.finalize)

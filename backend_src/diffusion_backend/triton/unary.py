@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from ..config import UnaryConfig
 from ..errors import DiffusionError
 from . import signature
-from .inputs import check_parameters
+from .errors import split_code
+from .inputs import NAME_CODE, check_parameters
 from .logs import configure_logging
 from .responses import fail
 
@@ -39,8 +40,7 @@ _CODES = {
     "StatusCode.NOT_FOUND": "NOT_FOUND",
     "StatusCode.UNIMPLEMENTED": "UNSUPPORTED",
 }
-
-_QUEUE_FULL = "Exceeds maximum queue size"
+"""Of what gRPC itself says, such as that nobody listens."""
 
 
 class UnaryModel:
@@ -169,13 +169,13 @@ class _Forwarder:
             "outputs": [grpc.InferRequestedOutput(name) for name in wanted] or None,
             "request_id": request_id,
             "timeout": timeout_us or None,
+            "parameters": {NAME_CODE: True},
         }
 
         async def one() -> Any:
             yield call
 
-        # With this header a stream ends with the status code of an error instead of its text alone.
-        stream = self._client.stream_infer(one(), headers={"triton_grpc_error": "true"})
+        stream = self._client.stream_infer(one())
         outputs: list[Any] = []
         refused: Exception | None = None
         try:
@@ -211,14 +211,12 @@ _UNARY_OUTPUTS = frozenset(spec.name for spec in signature.OUTPUTS)
 
 def _explain(error: Exception) -> tuple[str, str]:
     """Return the code and the text of an error that the streaming model answered with."""
-    # The client's own errors have a status and a message; those that end a stream are gRPC's, with a code and details.
-    status = getattr(error, "status", None) or getattr(error, "code", None)
-    message = getattr(error, "message", None) or getattr(error, "details", None)
-    if callable(status) and callable(message):
-        text = str(message())
-        # What Triton refuses before it queues comes on a stream without a status.
-        code = "UNAVAILABLE" if text.endswith(_QUEUE_FULL) else _CODES.get(str(status()), "INTERNAL")
-        return code, text
+    message = getattr(error, "message", None)
+    if callable(message):  # the client's: a text that came on the stream
+        return split_code(str(message()))
+    code, details = getattr(error, "code", None), getattr(error, "details", None)
+    if callable(code) and callable(details):  # gRPC's: the stream broke
+        return _CODES.get(str(code()), "INTERNAL"), str(details())
     log.error("a call could not be passed on", exc_info=error)
     return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has the details"
 

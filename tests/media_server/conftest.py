@@ -1,0 +1,177 @@
+"""One real server of pipelines of sound, video, video with sound and pictures in, for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from diffusion_backend.pipelines.loader import load_pipeline
+from diffusion_backend.pipelines.reference import run_alone
+from diffusion_backend.request import DiffusionOutput, DiffusionRequest
+from diffusion_backend.serve.ports import free_ports
+from diffusion_backend.serve.server import TritonServer
+from tests.support.client import Served, eventually
+from tests.support.media_models import save_all
+
+ROOT = Path(__file__).parents[2]
+EMOJI = ROOT / "models" / "emoji"
+READY_S = 600.0
+"""Generous: eight models are loaded, and other work may share the machine."""
+
+TEXT = "emoji"
+"""The text-to-image neighbour of the models under test."""
+
+REDRAW = {"pipeline_class": "StableDiffusionImg2ImgPipeline", "warmup_sizes": "64x64", "default_guidance_scale": "3"}
+SMALL = {"warmup_sizes": "32x32", "default_height": "32", "default_width": "32"}
+PARAMETERS: dict[str, Mapping[str, str]] = {
+    "sound": {"max_duration_s": "3"},
+    "clip": {**SMALL, "max_frames": "40"},
+    "talkie": {**SMALL, "max_duration_s": "4"},
+    "animate": SMALL,
+    "inpaint": {**SMALL, "max_side": "256"},
+    "control": SMALL,
+    "redraw": {**REDRAW, "max_side": "256"},
+    TEXT: {"warmup_sizes": "64x64"},
+}
+"""The parameters of each model, besides `model`."""
+
+QUEUE = """
+dynamic_batching {
+  preferred_batch_size: [ 1 ]
+  priority_levels: 3
+  default_priority_level: 2
+  default_queue_policy {
+    timeout_action: REJECT
+    default_timeout_microseconds: 3600000000
+    allow_timeout_override: true
+    max_queue_size: 1024
+  }
+}
+"""
+
+
+def add_model(repository: Path, name: str, kind: str, parameters: Mapping[str, str], queue: str = "") -> None:
+    """Write a model's folder, as `docs/configuration.md` describes it."""
+    version = repository / name / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(f"from diffusion_backend.triton import {kind} as TritonPythonModel\n")
+    entries = "".join(
+        f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
+    )
+    (repository / name / "config.pbtxt").write_text(f'backend: "python"\nmax_batch_size: 16\n{entries}{queue}')
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each model's weights: all but the emoji's are tiny and random."""
+    return {**save_all(tmp_path_factory.mktemp("weights")), "redraw": EMOJI, TEXT: EMOJI}
+
+
+@pytest.fixture(scope="session")
+def triton(tmp_path_factory: pytest.TempPathFactory, weights: Mapping[str, Path]) -> Iterator[TritonServer]:
+    """The server; each model has its unary twin."""
+    repository = tmp_path_factory.mktemp("media") / "repository"
+    for name, parameters in PARAMETERS.items():
+        add_model(repository, name, "StreamingModel", {"model": str(weights[name]), **parameters}, QUEUE)
+        add_model(repository, f"{name}_unary", "UnaryModel", {})
+    http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
+    server = TritonServer(
+        repository,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        log_file=tmp_path_factory.mktemp("media-log") / "log",
+        env=os.environ
+        | {"DIFFUSION_GRPC_ENDPOINT": f"127.0.0.1:{grpc_port}", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    with server:
+        server.wait_ready(READY_S, strict=True)
+        yield server
+        assert server.is_running, server.describe_exit()
+    shutil.rmtree(repository)
+
+
+@pytest.fixture(scope="session")
+def served(triton: TritonServer) -> Iterator[Served]:
+    """The client of the server."""
+    client = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2])
+    yield client
+    client.close()
+
+
+@pytest.fixture(autouse=True)
+def _settled(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After every test nothing runs or waits any more, in any model: nothing was leaked."""
+    yield
+    if "served" in request.fixturenames:
+        served: Served = request.getfixturevalue("served")
+        eventually(lambda: pending(served) == {}, f"idle; there is {pending(served)}")
+
+
+def pending(served: Served) -> dict[str, float]:
+    """Return what runs or waits, by model and gauge, without what is 0."""
+    gauges = ("diffusion_requests_running", "diffusion_requests_waiting", "nv_inference_pending_request_count")
+    metrics = served.metrics()
+    found = {f"{m} {g}": metrics.get(g, m) for m in PARAMETERS for g in gauges}
+    return {name: value for name, value in found.items() if value}
+
+
+Alone = Callable[..., DiffusionOutput]
+
+
+@pytest.fixture(scope="session")
+def alone(weights: Mapping[str, Path]) -> Alone:
+    """The bare pipeline in this process, with the weights that are served: `alone(model, prompt, seed=…, …)`.
+
+    The arguments are those of `DiffusionRequest.make`; a picture may be given by itself.
+    """
+    pipelines: dict[str, Any] = {}
+
+    def run(model: str, prompt: str | tuple[str, ...] = "a red apple", **values: Any) -> DiffusionOutput:
+        for name in ("image", "mask_image", "control_image"):
+            if name in values and not isinstance(values[name], tuple):
+                values[name] = (values[name],)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the pipelines are made of
+            if model not in pipelines:
+                name = REDRAW["pipeline_class"] if model == "redraw" else None
+                pipelines[model] = load_pipeline(str(weights[model]), pipeline_class=name)
+            return run_alone(pipelines[model], DiffusionRequest.make(prompt, **values))
+
+    return run
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    """A generator whose seed is printed; `TEST_SEED` in the environment repeats a run."""
+    seed = int(os.environ.get("TEST_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+def difference(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Return the largest difference of two arrays of one shape."""
+    assert a.shape == b.shape
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+
+
+def assert_same(found: NDArray[Any], expected: NDArray[Any] | None) -> None:
+    """Pictures and videos are equal within 1 of 255, sounds within 1e-4."""
+    assert expected is not None
+    assert found.dtype == expected.dtype
+    limit = 1 if found.dtype == np.uint8 else 1e-4
+    assert difference(found, expected) <= limit
+
+
+def assert_differ(a: NDArray[Any], b: NDArray[Any]) -> None:
+    """Arrays of one shape differ by far more than `assert_same` allows: else that would prove nothing."""
+    assert difference(a, b) > (8 if a.dtype == np.uint8 else 0.01)
