@@ -109,7 +109,7 @@ class _Stream:
     async def open(self) -> None:
         """Connect."""
         await self._client.is_model_ready(self._model)
-        self._responses = self._client.stream_infer(self._send(), headers={"triton_grpc_error": "true"})
+        self._responses = self._client.stream_infer(self._send())
 
     async def close(self) -> None:
         """End the stream and close the connection."""

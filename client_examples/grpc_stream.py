@@ -36,8 +36,7 @@ def connect(url):
 def events(client, inputs):
     """Yield the responses to one request, the last one included; raise what it failed with."""
     responses = queue.Queue()
-    # With this header a request that fails ends the stream with a gRPC status code, not with a text alone.
-    client.start_stream(lambda result, error: responses.put((result, error)), headers={"triton_grpc_error": "true"})
+    client.start_stream(lambda result, error: responses.put((result, error)))
     try:
         outputs = [triton.InferRequestedOutput(name) for name in OUTPUTS]
         client.async_stream_infer(MODEL, inputs, outputs=outputs)

@@ -119,7 +119,7 @@ def stream(url: str, model: str, inputs: list[Any]) -> Iterator[tuple[str, Any]]
 
     responses: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     with triton.InferenceServerClient(url) as client:
-        client.start_stream(lambda result, error: responses.put((result, error)), headers={"triton_grpc_error": "true"})
+        client.start_stream(lambda result, error: responses.put((result, error)))
         try:
             outputs = [triton.InferRequestedOutput(name) for name in _OUTPUTS]
             client.async_stream_infer(model, inputs, outputs=outputs)

@@ -116,7 +116,7 @@ def test_a_shape_of_call_whose_rows_are_not_independent_is_rejected_and_right() 
     outputs = run_calls(calls)
     assert all(torch.equal(output, torch.zeros(2, 2, 2)) for output in outputs)
     assert point.solo_reason == "self_check"
-    assert point.describe(calls[0]) == (("unet", id(calls[0])), 1, "self_check")
+    assert point.describe(calls[0]) == (("unet", id(calls[0])), 2, "self_check")
 
 
 def test_a_rejected_shape_does_not_keep_others_from_joining() -> None:

@@ -187,7 +187,7 @@ def log_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def triton(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Iterator[TritonServer]:
-    """The server; it must end by itself, with 0, when all tests are done."""
+    """The server; it must still run when all tests are done."""
     http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
     grpc_url = f"127.0.0.1:{grpc_port}"
     repository = make_repository(tmp_path_factory.mktemp("server") / "repository", grpc_url)

@@ -25,7 +25,7 @@ from tools.emoji.stage import Rhythm, run_stage
 ROOT = Path(__file__).parents[2]
 LIMIT = 8
 SEED = 3
-AUTOENCODER_STEPS, DENOISER_STEPS = 16, 14
+AUTOENCODER_STEPS, DENOISER_STEPS = 12, 8
 SHORT = Budget(steps=5)
 SELDOM = Rhythm(checkpoint_seconds=1e9, measure_seconds=1e9)
 

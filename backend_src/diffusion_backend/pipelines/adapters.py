@@ -222,7 +222,7 @@ class Adapters:
         inside = f"adapter{self._num_loads:06d}"  # the layers keep adapters by names without dots
         self._num_loads += 1
         self._current = None  # a new adapter is in force at once
-        before = self._base_weights()
+        before = self._weights(inside)
         # Several adapters are what is wanted. (Not with `catch_warnings`, which is not for a process with threads.)
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute", category=UserWarning)
         try:
@@ -235,8 +235,8 @@ class Adapters:
             self._delete(inside)
             raise
         finally:
-            if not _same_weights(before, self._base_weights()):
-                self._damage = "an adapter has changed the weights of the model itself; load the model again without it"
+            if not _same_weights(before, self._weights(inside)):
+                self._damage = "an adapter has changed the model's or others' weights; load the model again without it"
         if self._damage is not None:
             raise ServerError(self._damage)
         for module in self._modules():
@@ -282,13 +282,13 @@ class Adapters:
         found = (getattr(self._pipeline, name, None) for name in self._pipeline._lora_loadable_modules)
         return [module for module in found if isinstance(module, torch.nn.Module)]
 
-    def _base_weights(self) -> dict[int, tuple[torch.Tensor, int, torch.Size]]:
-        """Return each weight of the model itself, its version (which every change in place raises) and shape."""
+    def _weights(self, inside: str) -> dict[int, tuple[torch.Tensor, int, torch.Size]]:
+        """Return each weight but those of one adapter, its version (which every change in place raises) and shape."""
         return {
             id(weight): (weight, weight._version, weight.shape)
             for module in self._modules()
             for name, weight in module.named_parameters()
-            if "lora_" not in name
+            if inside not in name
         }
 
 

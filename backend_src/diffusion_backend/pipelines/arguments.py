@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +73,20 @@ def defaults_of(pipeline: Any) -> dict[str, Any]:
         for name in (*_PLAIN, *FRAME_RATE)
         if name in parameters and parameters[name].default is not inspect.Parameter.empty
     }
+    side = side_of(pipeline)
+    if side is not None:
+        defaults = {k: (side if v is None and k in ("height", "width") else v) for k, v in defaults.items()}
+    return defaults
+
+
+def side_of(pipeline: Any) -> int | None:
+    """Return the pixels a side of a pipeline's own pictures, or None if it does not tell."""
     size = getattr(pipeline, "default_sample_size", None)
     denoiser = getattr(pipeline, "unet", None) or getattr(pipeline, "transformer", None)
     if size is None and denoiser is not None:
         size = getattr(denoiser.config, "sample_size", None)
     scale = getattr(pipeline, "vae_scale_factor", None)
-    if isinstance(size, int) and isinstance(scale, int):
-        defaults = {k: (size * scale if v is None and k in ("height", "width") else v) for k, v in defaults.items()}
-    return defaults
+    return size * scale if isinstance(size, int) and isinstance(scale, int) else None
 
 
 def frame_rate_of(defaults: Mapping[str, Any]) -> float:
@@ -141,6 +147,26 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
     if capabilities.adapters or capabilities.adapter_root is not None:
         check_arguments(request.extra_args, request_id=request.request_id)
     _check_arguments(request, capabilities, refuse)
+    _check_pictures(request, capabilities, refuse)
+    if request.duration_s is not None and not capabilities.arguments.intersection(DURATION):
+        rate = request.frame_rate or frame_rate_of(capabilities.defaults)
+        frames = _frames_in(request.duration_s, rate)
+        if frames > limits.max_frames:
+            refuse(
+                "duration_s",
+                f"{request.duration_s} s are {frames} frames at {rate} a second; at most {limits.max_frames} are allowed",
+            )
+
+
+def _check_pictures(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
+    """Refuse pictures that set the output's size, but would be rounded down to no pixels."""
+    least = capabilities.size_multiple
+    if request.height is not None or capabilities.defaults.get("height") is not None:
+        return
+    for name in PICTURES:
+        for picture in getattr(request, name) or ():
+            if min(picture.size) < least:
+                refuse(name, f"{picture.width}×{picture.height} pixels are too few; each side must be at least {least}")
 
 
 def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
@@ -199,18 +225,25 @@ def call_arguments(
 
     Each output has a generator of its own, on the CPU, so that it is the same on every device and among any
     neighbours, and can be made again alone from its seed.
+
+    Of several prompts each output becomes a prompt of the call, with its own pictures: left to repeat them by
+    themselves, pipelines make A, A, B, B of the prompts, but many make A, B, A, B of masks and pictures.
     """
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
     single = len(request.prompt) == 1
+
+    def each(values: Sequence[Any]) -> Any:
+        return values[0] if single else [v for v in values for _ in range(request.num_outputs_per_prompt)]
+
     call: dict[str, Any] = {
-        "prompt": request.prompt[0] if single else list(request.prompt),
+        "prompt": each(request.prompt),
         "generator": generators[0] if len(generators) == 1 else generators,
         "output_type": output_type,
         "return_dict": True,
         **request.extra_args,
     }
     if request.negative_prompt is not None:
-        call["negative_prompt"] = request.negative_prompt[0] if single else list(request.negative_prompt)
+        call["negative_prompt"] = each(request.negative_prompt)
     for name in _PLAIN:
         value = getattr(request, name)
         if value is not None:
@@ -218,14 +251,14 @@ def call_arguments(
     for name in PICTURES:
         pictures = getattr(request, name)
         if pictures is not None:
-            call[name] = pictures[0] if single else list(pictures)
+            call[name] = each(pictures)
     call.update(_time_arguments(request, arguments, frame_rate_of(defaults or {})))
     for side, other in (("height", "width"), ("width", "height")):
         if side in call and other not in call and isinstance((defaults or {}).get(other), int):
             call[other] = (defaults or {})[other]
     if "prompt" not in arguments and "batch_size" in arguments:
         call["batch_size"] = request.num_outputs  # an unconditional pipeline
-    if request.num_outputs_per_prompt > 1:
+    if single and request.num_outputs_per_prompt > 1:
         call[next(n for n in OUTPUTS_PER_PROMPT if n in arguments)] = request.num_outputs_per_prompt
     return {name: value for name, value in call.items() if name in arguments}
 
@@ -242,5 +275,9 @@ def _time_arguments(request: DiffusionRequest, arguments: frozenset[str], frame_
         if length is not None:
             made[length] = request.duration_s
         else:
-            made["num_frames"] = max(1, round(request.duration_s * rate))
+            made["num_frames"] = _frames_in(request.duration_s, rate)
     return made
+
+
+def _frames_in(duration_s: float, frame_rate: float) -> int:
+    return max(1, round(duration_s * frame_rate))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..config import ModelConfig
-from ..errors import ConfigurationError, ModelLoadError, did_you_mean
+from ..errors import ConfigurationError, DiffusionError, ModelLoadError, did_you_mean
 from .adapters import Adapters
 from .executor import PipelineExecutor
 from .memory import place, quantization_config
@@ -78,6 +78,11 @@ def _warm_up(pipeline: Any, config: ModelConfig, adapters: Adapters | None) -> P
         with torch.no_grad():
             for height, width in sizes[1:]:
                 executor._dummy_run(height, width)
+    except DiffusionError as error:
+        raise ModelLoadError(
+            f"{type(pipeline).__name__} was loaded, but does not run at a size of warmup_sizes "
+            f"({height}x{width}): {error}"
+        ) from error
     except Exception as error:
         raise ModelLoadError(f"{type(pipeline).__name__} was loaded, but a first run failed: {error}") from error
     return executor

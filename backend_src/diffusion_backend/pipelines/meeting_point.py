@@ -109,7 +109,7 @@ class MeetingPoint:
         """Return the key by which the call may be merged, its rows, and the reason if it must run by itself."""
         alone = (self.name, id(call))
         if self.disabled is not None:
-            return alone, 1, self.disabled
+            return alone, self.rows_of(call), self.disabled
         known = self.find_layout(call)
         rule = known.arguments if known is not None else self._find_guess(call)
         if not isinstance(rule, str):
@@ -119,7 +119,17 @@ class MeetingPoint:
             except Exception as error:  # an argument that cannot be hashed, a batch of nothing: this call's affair
                 log.debug("%s: a call cannot be merged: %s", self.name, error)
                 rule = "argument"
-        return alone, 1, rule
+        return alone, self.rows_of(call), rule
+
+    def rows_of(self, call: Call) -> int:
+        """Return the rows of a call, by its layout or by a guess from its sizes; 1 where nothing tells."""
+        known = self.find_layout(call)
+        try:
+            rule = known.arguments if known is not None else layout.guess(call.arguments, items=False, depth=2)
+            return max(1, layout.count_rows(rule, call.arguments))
+        except Exception as error:  # the number is for bounds and metrics: a call that hides it still runs
+            log.debug("%s: the rows of a call are not known: %s", self.name, error)
+            return 1
 
     def _find_guess(self, call: Call) -> Rule | str:
         """Return a rule for an unknown shape of call, or why it must run by itself."""

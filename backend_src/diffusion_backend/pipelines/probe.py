@@ -20,7 +20,7 @@ from ..engine.executor import Capabilities, WorkKind
 from ..errors import ModelLoadError
 from ..request import PICTURES, DiffusionRequest
 from . import layout
-from .arguments import OUTPUTS_PER_PROMPT, call_arguments, defaults_of, signature_of
+from .arguments import OUTPUTS_PER_PROMPT, call_arguments, defaults_of, side_of, signature_of
 from .audio import sample_rate_of
 from .dummy import offers
 from .layout import LayoutError
@@ -97,11 +97,7 @@ def prepare(
             point.disabled = "module_state" if runner.changes_modules else disabled
         if not any(point.disabled for point in points):
             _learn_all(runner, points)
-    rows = 1
-    for recorded in runner.first_calls:
-        known = recorded.call.point.find_layout(recorded.call)
-        if known is not None:
-            rows = max(rows, layout.count_rows(known.arguments, recorded.call.arguments))
+    rows = max((recorded.call.point.rows_of(recorded.call) for recorded in runner.first_calls), default=1)
     scheduler = getattr(pipeline, "scheduler", None)
     names = {cls.__name__ for cls in getattr(scheduler, "compatibles", [])}
     if scheduler is not None:
@@ -253,7 +249,8 @@ def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None)
     """
     parameters = signature_of(pipeline)
     defaults = {**defaults_of(pipeline), **params}
-    height, width = (defaults.get(side) or DEFAULT_SIDE for side in ("height", "width"))
+    native = side_of(pipeline) or DEFAULT_SIDE
+    height, width = (defaults.get(side) or native for side in ("height", "width"))
     frames = defaults.get("num_frames") or DEFAULT_FRAMES
     makers = [inputs] if inputs is not None else offers(parameters, height=height, width=width, num_frames=frames)
     problem: Exception | None = None
@@ -380,7 +377,7 @@ def _passes(point: MeetingPoint, candidate: CallLayout, ones: list[Recorded], tw
             pair = (partner, a)
             worst = max(worst, point.try_out(candidate, [r.call for r in pair], [r.output for r in pair]))
         except Exception as error:
-            log.info("%s: a merged call failed: %s", point.name, error)
+            log.warning("%s: a merged call failed: %s: %s", point.name, type(error).__name__, error)
             return False
         checked += 1
     if not checked:

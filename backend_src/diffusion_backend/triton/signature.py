@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,20 @@ MAX_QUEUE_SIZE = 1024
 
 DEFAULT_TIMEOUT_MICROSECONDS = 3_600_000_000
 """How long a request may wait in Triton's queue. It must not be 0, or the timeouts of requests would not act."""
+
+
+QUEUE = {
+    "preferred_batch_size": [1],
+    "priority_levels": 3,
+    "default_priority_level": 2,
+    "default_queue_policy": {
+        "timeout_action": "REJECT",
+        "default_timeout_microseconds": DEFAULT_TIMEOUT_MICROSECONDS,
+        "allow_timeout_override": True,
+        "max_queue_size": MAX_QUEUE_SIZE,
+    },
+}
+"""The queue in front of a streaming model; a `dynamic_batching` block in its config.pbtxt takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +107,7 @@ def complete(config: Any, *, decoupled: bool) -> Any:
     Returns:
         The same object.
     """
-    existing: Mapping[str, Any] = config.as_dict()
+    existing: dict[str, Any] = config.as_dict()
     have_inputs = {entry["name"] for entry in existing.get("input", [])}
     have_outputs = {entry["name"] for entry in existing.get("output", [])}
     for spec in INPUTS + (STREAM_INPUTS if decoupled else ()):
@@ -108,4 +121,6 @@ def complete(config: Any, *, decoupled: bool) -> Any:
     config.set_model_transaction_policy({"decoupled": decoupled})
     if not existing.get("dynamic_batching"):
         config.set_dynamic_batching()
+        if decoupled:  # the method makes an empty block, with which neither priorities nor time-outs act
+            existing["dynamic_batching"].update(QUEUE)
     return config
