@@ -29,7 +29,7 @@ PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "attention_backend": ("native", "native", None),
     "quantization": ('{"quant_backend": "x"}', '{"quant_backend": "x"}', None),
     "compile": ("max-autotune", "max-autotune", None),
-    "warmup_timeout_s": ("60", 60.0, 1800.0),
+    "warmup_timeout_s": ("60", 60.0, 600.0),
     "max_num_seqs": ("3", 3, 16),
     "max_batch_rows": ("8", 8, 32),
     "max_waiting": ("7", 7, 4096),

@@ -142,7 +142,7 @@ class ModelConfig:
         _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         "mode of torch.compile for the denoisers; not compiled by default",
     )
-    warmup_timeout_s: float = _param(1800.0, _positive, "seconds that the probe and the warm-up may take at load")
+    warmup_timeout_s: float = _param(600.0, _positive, "seconds that the probe and the warm-up may take at load")
     max_num_seqs: int = _param(16, _integer(1), "requests that run at once")
     max_batch_rows: int = _param(32, _integer(1), "rows of one forward of the denoiser")
     max_waiting: int = _param(4096, _integer(1), "requests in the engine's own queue")

@@ -2,7 +2,7 @@
 
 `METRICS` is the whole contract; a test freezes it and compares it with the table in the docs. Where the values go is a
 `MetricSink`: Triton's custom metrics in the server (`triton/metrics.py`), a plain dictionary in tests (`MemorySink`).
-All calls come from one thread at a time (the engine's delivery side), so a sink needs no lock of its own.
+`Telemetry` calls it under a lock of its own, so a sink needs none.
 """
 
 from __future__ import annotations
@@ -210,6 +210,11 @@ class Telemetry:
             self._sink.observe(STEP_TIME, {}, seconds)
             if steps:
                 self._sink.add(STEPS_TOTAL, {}, steps)
+
+    def steps(self, count: int) -> None:
+        """`count` denoising steps were done outside joint forwards."""
+        with self._lock:
+            self._sink.add(STEPS_TOTAL, {}, count)
 
     def solo(self, reason: str) -> None:
         """A denoiser call could not share a forward, for `reason`."""

@@ -19,6 +19,8 @@ EXAMPLES = Path(__file__).parents[2] / "client_examples"
 DEADLINE_S = 120.0
 HTTP = ("http_infer.py", "generate_stream.py", "generate.sh")
 GRPC = ("grpc_stream.py", "asyncio_many.py", "cancel.py")
+MEDIA = ("sound.py", "video.py", "image_to_image.py")
+"""For models that do not ship: `tests/media_server/test_examples.py` runs these."""
 
 
 def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +50,7 @@ def check_pictures(folder: Path, names: Sequence[str], side: int = 64) -> None:
 def test_the_readme_lists_every_example() -> None:
     text = (EXAMPLES / "README.md").read_text()
     names = sorted(path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".sh"))
-    assert names == sorted(HTTP + GRPC)
+    assert names == sorted(HTTP + GRPC + MEDIA)
     assert [name for name in names if f"[{name}]({name})" not in text] == []
 
 
@@ -116,10 +118,11 @@ def test_a_refused_request_is_told_in_one_line(server: TritonServer, tmp_path: P
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [*HTTP, *GRPC])
+@pytest.mark.parametrize("name", [*HTTP, *GRPC, *MEDIA])
 def test_without_a_server_the_remedy_is_told(name: str, tmp_path: Path) -> None:
     url = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"
-    done = run(name, "--url", url, *(() if name == "cancel.py" else ("--out", str(tmp_path))))
+    picture = (str(EXAMPLES / "README.md"),) if name == "image_to_image.py" else ()  # not looked at before it is sent
+    done = run(name, *picture, "--url", url, *(() if name == "cancel.py" else ("--out", str(tmp_path))))
     assert done.returncode == 1
     message = done.stderr.strip().splitlines()[-1]
     assert message.startswith("error: no server answers")
@@ -128,6 +131,6 @@ def test_without_a_server_the_remedy_is_told(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", [*HTTP, *GRPC])
+@pytest.mark.parametrize("name", [*HTTP, *GRPC, *MEDIA])
 def test_help(name: str) -> None:
     assert "--url" in succeed(name, "--help")

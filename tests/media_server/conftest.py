@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from diffusion_backend.pipelines.loader import load_pipeline
 from diffusion_backend.pipelines.reference import run_alone
-from diffusion_backend.request import DiffusionOutput, DiffusionRequest
+from diffusion_backend.request import PICTURES, DiffusionOutput, DiffusionRequest
 from diffusion_backend.serve.ports import free_ports
 from diffusion_backend.serve.server import TritonServer
 from tests.support.client import Served, eventually
@@ -44,30 +45,25 @@ PARAMETERS: dict[str, Mapping[str, str]] = {
 }
 """The parameters of each model, besides `model`."""
 
-QUEUE = """
-dynamic_batching {
-  preferred_batch_size: [ 1 ]
-  priority_levels: 3
-  default_priority_level: 2
-  default_queue_policy {
-    timeout_action: REJECT
-    default_timeout_microseconds: 3600000000
-    allow_timeout_override: true
-    max_queue_size: 1024
-  }
-}
-"""
 
-
-def add_model(repository: Path, name: str, kind: str, parameters: Mapping[str, str], queue: str = "") -> None:
-    """Write a model's folder, as `docs/configuration.md` describes it."""
+def add_model(repository: Path, name: str, kind: str, parameters: Mapping[str, str]) -> None:
+    """Write a model's folder with as little as `docs/configuration.md` asks for."""
     version = repository / name / "1"
     version.mkdir(parents=True)
     (version / "model.py").write_text(f"from diffusion_backend.triton import {kind} as TritonPythonModel\n")
     entries = "".join(
         f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n' for key, value in parameters.items()
     )
-    (repository / name / "config.pbtxt").write_text(f'backend: "python"\nmax_batch_size: 16\n{entries}{queue}')
+    (repository / name / "config.pbtxt").write_text(f'backend: "python"\n{entries}')
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Let the networks, which are too small for more, keep to one core; the server has the other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +77,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory, weights: Mapping[str, Path]
     """The server; each model has its unary twin."""
     repository = tmp_path_factory.mktemp("media") / "repository"
     for name, parameters in PARAMETERS.items():
-        add_model(repository, name, "StreamingModel", {"model": str(weights[name]), **parameters}, QUEUE)
+        add_model(repository, name, "StreamingModel", {"model": str(weights[name]), **parameters})
         add_model(repository, f"{name}_unary", "UnaryModel", {})
     http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
     server = TritonServer(
@@ -135,17 +131,23 @@ def alone(weights: Mapping[str, Path]) -> Alone:
     The arguments are those of `DiffusionRequest.make`; a picture may be given by itself.
     """
     pipelines: dict[str, Any] = {}
+    known: dict[str, DiffusionOutput] = {}
 
     def run(model: str, prompt: str | tuple[str, ...] = "a red apple", **values: Any) -> DiffusionOutput:
-        for name in ("image", "mask_image", "control_image"):
+        for name in PICTURES:
             if name in values and not isinstance(values[name], tuple):
                 values[name] = (values[name],)
+        pixels = {name: [p.tobytes() for p in value] for name, value in values.items() if name in PICTURES}
+        key = repr((model, prompt, sorted({**values, **pixels}.items())))
+        if key in known:
+            return known[key]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of what the pipelines are made of
             if model not in pipelines:
                 name = REDRAW["pipeline_class"] if model == "redraw" else None
                 pipelines[model] = load_pipeline(str(weights[model]), pipeline_class=name)
-            return run_alone(pipelines[model], DiffusionRequest.make(prompt, **values))
+            known[key] = run_alone(pipelines[model], DiffusionRequest.make(prompt, **values))
+        return known[key]
 
     return run
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.media_server.conftest import TEXT, assert_differ, assert_same
+from tests.support.client import eventually
 from tests.support.media_files import array, as_file, files, mask, opened, picture
 
 FIRST, SECOND = picture(1, 64), picture(2, 64)
@@ -44,6 +45,20 @@ def test_a_picture_is_drawn_anew(served, alone, kind, call):
     assert_differ(*found)
 
 
+def test_a_cancelled_picture_stops_28(served):
+    """Case 28: image-to-image, cancelled in the middle."""
+    before = served.metrics()
+    call = served.stream("redraw", prompt="red apple", image=array(picture(1, 96)), num_inference_steps=900)
+    call.wait_step(2).cancel()
+    eventually(
+        lambda: (served.metrics() - before).get("diffusion_requests_total", "redraw", outcome="cancelled") == 1,
+        "the request is cancelled",
+    )
+    delta = served.metrics() - before
+    assert 2 <= delta.get("diffusion_steps_total", "redraw") < 600
+    assert delta.get("diffusion_outputs_total", "redraw") == 0
+
+
 def test_a_picture_as_json(served, alone):
     """HTTP `infer` with everything as JSON: numbers for the pixels."""
     answer = served.infer_http(
@@ -74,6 +89,17 @@ def test_each_prompt_has_its_own_picture_24(served, alone):
         assert_same(found, alone("redraw", prompt, seed=seed, image=image, **EMOJI, **GUIDANCE).images[0])
     for other in answer.images[1:]:
         assert_differ(answer.images[0], other)
+
+
+@pytest.mark.parametrize("kind", ["raw", "png"])
+def test_several_outputs_of_one_picture_15(served, alone, kind):
+    """Case 15: each of three outputs is made again alone by the seed reported for it."""
+    sent = {"prompt": "red apple", "num_outputs_per_prompt": 3, **as_sent(kind, "image", FIRST), **EMOJI}
+    answer = served.infer("redraw_unary", **sent)
+    assert len(set(answer.seeds)) == 3
+    for seed, found in zip(answer.seeds, answer.images, strict=True):
+        assert_same(found, alone("redraw", "red apple", seed=seed, image=FIRST, **EMOJI, **GUIDANCE).images[0])
+    assert_differ(answer.images[0], answer.images[1])
 
 
 @pytest.mark.parametrize(("strength", "steps"), [(0.2, 2), (0.5, 5), (1.0, 10)])
@@ -166,7 +192,8 @@ def test_two_sizes_at_once_with_text_neighbours_10(served, alone):
         return served.infer(f"{TEXT}_unary", prompt=prompt, seed=seed, **values).image
 
     with ThreadPoolExecutor(6) as pool:
-        futures = [pool.submit(redraw, *values) for values in redraws] + [pool.submit(draw, *values) for values in texts]
+        futures = [pool.submit(redraw, *values) for values in redraws]
+        futures += [pool.submit(draw, *values) for values in texts]
         found = [future.result() for future in futures]
     for (prompt, seed, image), drawn in zip(redraws, found[:4], strict=True):
         assert drawn.shape == (image.height, image.width, 3)

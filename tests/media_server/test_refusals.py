@@ -1,4 +1,4 @@
-"""What a model of sound, video or pictures cannot do is refused before it queues: the input is named, and the remedy."""
+"""What a model of sound, video or pictures cannot do is refused before it queues, by the input's name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests.media_server.conftest import TEXT
+from tests.support.client import HttpError
 from tests.support.media_files import array, as_file, files, mask, picture
 
 ONE = picture(1)
@@ -26,8 +27,8 @@ REFUSED = [
     ("sound", {"num_frames": 9}, r"num_frames: StableAudioPipeline has no such argument; leave it out"),
     ("sound", {"frame_rate": 9.0}, r"frame_rate: StableAudioPipeline has no such argument"),
     ("sound", {"height": 32}, r"height: StableAudioPipeline has no such argument"),
-    ("sound", {"image": RAW}, r"image: StableAudioPipeline has no such argument; leave it out"),
-    ("sound", {"image_file": FILE}, r"image(_file)?: StableAudioPipeline has no such argument; leave it out"),
+    ("sound", {"image": RAW}, r"^image: .* has no such argument; leave it out"),
+    ("sound", {"image_file": FILE}, r"^image(_file)?: .* has no such argument; leave it out"),
     ("clip", {"output_format": "wav"}, r"output_format: 'wav' is for audio, but the output is video; .*raw or mp4"),
     ("clip", {"output_format": "png"}, r"output_format: 'png' is for image, but the output is video"),
     ("clip", {"num_frames": 0}, r"num_frames: 0 is not allowed; it must be from 1 to 40"),
@@ -35,14 +36,14 @@ REFUSED = [
     ("clip", {"frame_rate": 0.0}, r"frame_rate: 0.0 is not allowed; it must be from 1.0 to 240.0"),
     ("clip", {"frame_rate": NAN}, r"frame_rate: nan is not allowed"),
     ("clip", {"duration_s": 1.0, "num_frames": 9}, r"duration_s: num_frames says the length already"),
-    ("clip", {"duration_s": 60.0}, r"duration_s: .*40"),
-    ("clip", {"image": RAW}, r"image: LTXPipeline has no such argument; leave it out"),
+    ("clip", {"duration_s": 60.0}, r"duration_s: 60.0 s at 25.0 frames a second are 1500 frames; at most 40 are"),
+    ("clip", {"image": RAW}, r"^image: .* has no such argument; leave it out"),
     ("clip", {"strength": 0.5}, r"strength: LTXPipeline has no such argument"),
     ("talkie", {"duration_s": 4.5}, r"duration_s: 4.5 is not allowed; it must be from 0.1 to 4.0"),
     ("talkie", {"output_format": "webp"}, r"output_format: 'webp' is for image, but the output is video and audio"),
     ("animate", {}, r"image: it is missing; LTXImageToVideoPipeline needs a picture here"),
     ("animate", {"image": RAW, "image_file": FILE}, r"image_file: image was sent too; send one of them"),
-    ("animate", {"image": RAW, "mask_image": RAW}, r"mask_image: LTXImageToVideoPipeline has no such argument"),
+    ("animate", {"image": RAW, "mask_image": RAW}, r"^mask_image: .* has no such argument"),
     ("inpaint", {"image": RAW}, r"mask_image: it is missing; StableDiffusionInpaintPipeline needs a picture"),
     ("inpaint", {"mask_image": array(mask(1))}, r"image: it is missing; StableDiffusionInpaintPipeline needs"),
     ("inpaint", {"image": RAW, "mask_image": RAW, "mask_image_file": FILE}, r"mask_image_file: mask_image was sent"),
@@ -53,8 +54,8 @@ REFUSED = [
     ("redraw", {"image": RAW, "strength": 1.5}, r"strength: 1.5 is not allowed; it must be from 0.0 to 1.0"),
     ("redraw", {"image": RAW, "strength": NAN}, r"strength: nan is not allowed"),
     ("redraw", {"image": RAW, "duration_s": 1.0}, r"duration_s: StableDiffusionImg2ImgPipeline has no such argument"),
-    (TEXT, {"image": RAW}, r"image: StableDiffusionPipeline has no such argument; leave it out"),
-    (TEXT, {"image_file": FILE}, r"image(_file)?: StableDiffusionPipeline has no such argument; leave it out"),
+    (TEXT, {"image": RAW}, r"^image: .* has no such argument; leave it out"),
+    (TEXT, {"image_file": FILE}, r"^image(_file)?: .* has no such argument; leave it out"),
     (TEXT, {"output_format": "flac"}, r"output_format: 'flac' is for audio, but the output is image"),
     (TEXT, {"output_format": "mp4"}, r"output_format: 'mp4' is for video, but the output is image"),
 ]
@@ -87,7 +88,7 @@ def test_refused_before_it_queues_21(served, case):
 def test_sound_and_video_have_no_previews(served, model):
     """Asked for where there are none, they are refused, not left out in silence."""
     sent = {"image": RAW} if model == "animate" else {}
-    with pytest.raises(InferenceServerException, match="preview_interval: .* has no previews; leave it out") as caught:
+    with pytest.raises(InferenceServerException, match=r"preview_interval: .* has no previews; leave it out") as caught:
         served.stream(model, prompt="a bell", preview_interval=1, **sent).result()
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
@@ -104,8 +105,6 @@ def test_longer_than_the_network_can(served):
 @pytest.mark.parametrize("model", ["sound", "clip", "redraw"])
 def test_a_refusal_through_generate(served, model):
     """`/generate`: 400 and the same words."""
-    from tests.support.client import HttpError
-
     with pytest.raises(HttpError, match="output_format: 'pgn' is not one of") as caught:
         served.generate(f"{model}_unary", prompt="a bell", output_format="pgn")
     assert caught.value.status == 400

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -57,6 +58,15 @@ def test_only_the_file_is_sent_unless_the_tensor_is_asked_for(served):
     """Without names an encoded answer has no tensor of the samples."""
     answer = served.infer(MODEL, prompt="a bell", output_format="wav", **BASE)
     assert set(answer.outputs) == {"encoded", "sample_rate", "seeds", "metrics"}
+
+
+def test_a_sound_through_generate(served):
+    """`/generate`: base64 in JSON, the same samples."""
+    sent = {"prompt": "a bell", "seed": 3, **BASE}
+    answer = served.generate(MODEL, output_format="wav;base64", **sent)
+    samples, rate = sound(base64.b64decode(answer["encoded"]), "WAV")
+    assert rate == answer["sample_rate"] == SOUND_RATE
+    assert np.abs(samples - served.infer(MODEL, **sent).outputs["audio"][0]).max() < 1e-4
 
 
 def test_several_prompts_come_in_order_24(served, alone):

@@ -15,7 +15,7 @@ CALLS = {
     "sound": ({"duration_s": 1.0, "output_format": "flac"}, ("audio",)),
     "clip": ({**VIDEO, "output_format": "mp4"}, ("video",)),
     "talkie": ({**VIDEO, "output_format": "mp4"}, ("video", "audio")),
-    "animate": ({**VIDEO, "image": array(picture(1))}, ("video",)),
+    "animate": ({**VIDEO, "prompt": ["a bell", "a drum"], "image": array(picture(1), picture(2))}, ("video",)),
     "inpaint": ({"image": array(picture(1)), "mask_image": array(picture(2))}, ("image",)),
 }
 
@@ -26,7 +26,9 @@ def test_outputs_are_counted_by_modality_and_parts_sum_39(served, model):
     sent, modalities = CALLS[model]
     before = served.metrics()
     begin = time.monotonic()
-    answer = served.infer(f"{model}_unary", prompt="a bell", num_inference_steps=2, num_outputs_per_prompt=2, **sent)
+    if "prompt" not in sent:
+        sent = {**sent, "prompt": "a bell", "num_outputs_per_prompt": 2}
+    answer = served.infer(f"{model}_unary", num_inference_steps=2, **sent)
     client_ms = (time.monotonic() - begin) * 1e3
     delta = served.metrics() - before
     for modality in ("image", "video", "audio"):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
-from tests.media_server.conftest import assert_differ, assert_same
+from tests.media_server.conftest import assert_differ, assert_same, difference
 from tests.support.client import eventually
-from tests.support.media_files import array, as_file, film, files, picture
+from tests.support.media_files import array, as_file, files, film, picture
 
 MODEL = "clip_unary"
 BASE = {"num_inference_steps": 2, "num_frames": 9, "height": 32, "width": 32}
@@ -45,15 +48,27 @@ def test_an_mp4_holds_the_frames(served):
     answer = served.infer(MODEL, outputs=wanted, output_format="mp4", **sent)
     assert answer.outputs["frame_rate"].tolist() == [8.0]
     assert len(answer.encoded) == 2
-    for data, frames in zip(answer.encoded, answer.outputs["video"], strict=True):
+    video = answer.outputs["video"]
+    for data, frames, other in zip(answer.encoded, video, video[::-1], strict=True):
         found = film(data)
         assert found.frames.shape == frames.shape == (9, 32, 32, 3)
         assert found.frame_rate == 8.0
         assert found.seconds == pytest.approx(9 / 8, abs=1e-3)
         assert found.track is None
-        # Random pixels lose their colours in 4:2:0; the light of each frame stays.
-        light = np.corrcoef(found.frames.mean(axis=-1).ravel(), frames.mean(axis=-1).ravel())[0, 1]
-        assert light > 0.9
+        assert alike(found.frames, frames) > 0.7  # random pixels lose their colours in 4:2:0
+        assert alike(found.frames, frames) > alike(found.frames, other) + 0.1
+
+
+def test_a_video_through_generate_stream(served):
+    """`/generate_stream`: step events, then the file as base64."""
+    events = list(served.generate_stream("clip", prompt="a ball", seed=5, output_format="mp4;base64", **BASE))
+    assert [event["event"] for event in events] == ["step", "step", "finished"]
+    assert film(base64.b64decode(events[-1]["encoded"])).frames.shape == (9, 32, 32, 3)
+
+
+def alike(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the correlation of the light of two videos."""
+    return float(np.corrcoef(a.mean(axis=-1).ravel(), b.mean(axis=-1).ravel())[0, 1])
 
 
 @pytest.mark.parametrize("frames", [1, 17])
@@ -72,11 +87,7 @@ def test_frame_rate_has_effect(served, alone):
     assert [answer.outputs["frame_rate"].tolist() for answer in answers] == [[4.0], [30.0]]
     assert [answer.metrics["param_frame_rate"] for answer in answers] == [4.0, 30.0]
     assert_same(answers[0].outputs["video"], alone("clip", "a ball", seed=5, frame_rate=4.0, **BASE).video)
-    assert difference_of_videos(*answers) > 1
-
-
-def difference_of_videos(a, b) -> int:
-    return int(np.abs(a.outputs["video"].astype(int) - b.outputs["video"].astype(int)).max())
+    assert difference(*(answer.outputs["video"] for answer in answers)) > 1
 
 
 def test_duration_is_as_many_frames_as_it_takes(served):
@@ -133,3 +144,14 @@ def test_each_prompt_has_its_own_picture(served, alone):
     answer = served.infer("animate_unary", prompt=prompts, seed=[5, 6], image=array(*pictures), **BASE)
     for prompt, seed, image, video in zip(prompts, (5, 6), pictures, answer.outputs["video"], strict=True):
         assert_same(video, alone("animate", prompt, seed=seed, image=image, **BASE).video[0])
+
+
+@pytest.mark.xfail(
+    reason="diffusers: LTXImageToVideoPipeline takes a picture for each generator",
+    raises=InferenceServerException,
+    strict=True,
+)
+def test_two_videos_of_one_picture(served):
+    """Two outputs of one prompt and its picture."""
+    answer = served.infer("animate_unary", prompt="it moves", num_outputs_per_prompt=2, image=array(picture(1)), **BASE)
+    assert answer.outputs["video"].shape == (2, 9, 32, 32, 3)

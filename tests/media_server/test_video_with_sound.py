@@ -103,6 +103,4 @@ def test_duration_sets_frames_and_sound(served):
     sent = {name: value for name, value in BASE.items() if name != "num_frames"}
     answer = served.infer(MODEL, prompt="a bell", seed=5, duration_s=FRAMES / RATE, **sent)
     assert answer.outputs["video"].shape[1] == FRAMES
-    assert_same(
-        answer.outputs["audio"], served.infer(MODEL, prompt="a bell", seed=5, **BASE).outputs["audio"]
-    )
+    assert_same(answer.outputs["audio"], served.infer(MODEL, prompt="a bell", seed=5, **BASE).outputs["audio"])

@@ -287,8 +287,8 @@ def test_a_failure_in_the_middle_leaves_nothing_behind(adapted: Adapted, monkeyp
     with adapted.running() as (running, _):
         with pytest.raises(DiffusionError, match="half set"):
             running.together([make(1, [("a", 1.0)])])[0].result(DEADLINE_S)
-        plain = running.results([make(2)])[0]
         again = running.results([make(3, [("a", 1.0)])])[0]
+        plain = running.results([make(2)])[0]
     assert np.array_equal(plain.output.images, adapted.alone(make(2)))
     assert_alike(again.output.images, adapted.alone(make(3, [("a", 1.0)])))
 
@@ -561,7 +561,7 @@ def inputs() -> Any:
 
 def lora_of(inputs: Any, text: str | bytes) -> tuple[tuple[str, float], ...]:
     tensors = {name: np.array([[value]], dtype=np.object_) for name, value in (("prompt", b"a dog"), ("lora", text))}
-    return inputs.parse("r", tensors, defaults={}, timeout_s=None, max_outputs=4, max_pixels=4).request.lora
+    return inputs.parse("r", tensors, defaults={}, timeout_s=None, max_outputs=4, max_side=4, arguments=()).request.lora
 
 
 @pytest.mark.parametrize(

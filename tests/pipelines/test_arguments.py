@@ -188,10 +188,10 @@ def test_a_call_of_several_has_lists_and_a_generator_each() -> None:
     call = call_arguments(
         make(("a", "b"), num_outputs_per_prompt=2, height=8, num_inference_steps=3), CAPABILITIES.arguments, "np"
     )
-    assert call["prompt"] == ["a", "b"]
+    assert call["prompt"] == ["a", "a", "b", "b"]
     assert [g.initial_seed() for g in call["generator"]] == [1, 2, 1, 2]
-    assert (call["num_images_per_prompt"], call["height"], call["num_inference_steps"]) == (2, 8, 3)
-    assert "width" not in call
+    assert (call["height"], call["num_inference_steps"]) == (8, 3)
+    assert not {"num_images_per_prompt", "width"} & set(call)
 
 
 def test_the_other_side_is_filled_in_only_where_one_is_given() -> None:

@@ -111,7 +111,7 @@ def test_a_new_shape_of_call_is_tried_out_when_two_first_meet_and_joint_from_the
 def test_a_shape_of_call_whose_rows_are_not_independent_is_rejected_and_right() -> None:
     module = Module(rows_mixed)
     point = point_of(module)
-    calls = [call(point, 2, 1.0), call(point, 2, 5.0)]
+    calls = [call(point, 2, 1.0), call(point, 2, 5.0, 0.75)]
     point.describe(calls[0])
     outputs = run_calls(calls)
     assert all(torch.equal(output, torch.zeros(2, 2, 2)) for output in outputs)

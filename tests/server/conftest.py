@@ -154,7 +154,7 @@ def make_repository(path: Path, grpc_url: str) -> Repository:
             "dtype": "bfloat16",
             "step_batching": "off",
             "max_num_seqs": "2",
-            "max_batch_rows": "3",
+            "max_batch_rows": "6",
             "max_waiting": "1",
             "max_steps": "950",
             "max_side": "48",

@@ -133,7 +133,7 @@ def test_limits_of_a_request_20(served):
     assert "to 7" in refusal(served, duration_s=8.0)
     assert "has no such argument" in refusal(served, num_frames=5)
     assert "41 bytes are too many; at most 40" in refusal(served, prompt="a" * 41)
-    # Three rows; with step_batching off the rows of an output are not known, and each counts as one.
+    # Six rows, two an output, as guidance is on by default.
     assert "4 outputs; at most 3 a request" in refusal(served, prompt=["a", "b"], num_outputs_per_prompt=2)
     answer = served.infer("other_name", prompt=["a", "b", "c"], num_inference_steps=1)
     assert answer.images.shape == (3, 32, 48, 3)

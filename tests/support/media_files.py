@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.support.families.components import mask, picture
 
-__all__ = ["Film", "array", "as_file", "film", "files", "mask", "opened", "picture", "sound"]
+__all__ = ["Film", "array", "as_file", "files", "film", "mask", "opened", "picture", "sound"]
 
 
 def array(*pictures: Image.Image) -> NDArray[np.uint8]:

@@ -79,6 +79,35 @@ def _talkie() -> Any:
     return type(pipeline)(**{**pipeline.components, **more})
 
 
+def _video(name: str) -> Any:
+    """LTX Video whose frames have few latents, as it is probed with 161 of them."""
+    pipeline = _build(ltx.CASES, name)
+    ones = (1, 1, 1, 1, 1)
+    scaling = (True, True, False, False)
+    vae = diffusers.AutoencoderKLLTXVideo(
+        latent_channels=ltx.LATENT,
+        block_out_channels=(8, 8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8, 8),
+        layers_per_block=ones,
+        decoder_layers_per_block=ones,
+        spatio_temporal_scaling=scaling,
+        decoder_spatio_temporal_scaling=scaling,
+        decoder_inject_noise=(False,) * 5,
+        upsample_residual=(False,) * 4,
+        upsample_factor=(1, 1, 1, 1),
+        patch_size=2,
+    )
+    vae.use_framewise_encoding = vae.use_framewise_decoding = False
+    return type(pipeline)(**{**pipeline.components, "vae": lively(vae)})
+
+
+def _control() -> Any:
+    """A ControlNet beside the picture to begin with; random weights would hardly lead."""
+    pipeline = _offset(_build(control_unet.CASES, "StableDiffusionControlNetImg2ImgPipeline"))
+    lively(pipeline.controlnet, 2.0)
+    return pipeline
+
+
 def _offset(pipeline: Any) -> Any:
     """Give a Stable Diffusion pipeline the offset of the steps that it would otherwise warn of."""
     pipeline.register_modules(scheduler=stable_diffusion.ddim(steps_offset=1))
@@ -87,11 +116,11 @@ def _offset(pipeline: Any) -> Any:
 
 MODELS: dict[str, Callable[[], Any]] = {
     "sound": _sound,
-    "clip": lambda: _build(ltx.CASES, "LTXPipeline"),
+    "clip": lambda: _video("LTXPipeline"),
     "talkie": _talkie,
-    "animate": lambda: _build(ltx.CASES, "LTXImageToVideoPipeline"),
+    "animate": lambda: _video("LTXImageToVideoPipeline"),
     "inpaint": lambda: _offset(_build(stable_diffusion.CASES, "StableDiffusionInpaintPipeline")),
-    "control": lambda: _offset(_build(control_unet.CASES, "StableDiffusionControlNetImg2ImgPipeline")),
+    "control": _control,
 }
 """What makes each pipeline, by the name of the model that serves it."""
 

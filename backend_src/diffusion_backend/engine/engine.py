@@ -309,6 +309,8 @@ class DiffusionEngine:
             self._tell(handle, Event(EventKind.STARTED, handle.request.request_id, handle.record.started))
             try:
                 self._executor.add_req(handle.request)
+            except DiffusionError as error:
+                self._update([Report(handle.request.request_id, error=error)])
             except Exception as error:
                 log.exception("the executor did not take a request in")
                 self._update([Report(handle.request.request_id, error=ExecutorError(error))])
@@ -321,8 +323,11 @@ class DiffusionEngine:
             log.exception("the executor failed")
             reports = [self._lose_in_executor(i, error) for i in group.request_ids]
         seconds = now() - begin
-        if group.kind is WorkKind.FORWARD:
-            steps = sum(event.kind is EventKind.STEP for report in reports for event in report.events)
+        steps = sum(event.kind is EventKind.STEP for report in reports for event in report.events)
+        if group.kind is not WorkKind.FORWARD:
+            if steps:  # of a pipeline whose denoiser is no meeting point
+                self._delivery.put(lambda: self._telemetry.steps(steps))
+        else:
             self._delivery.put(lambda: self._telemetry.forward(group.rows, seconds, steps))
             if group.solo_reason is not None:
                 reason = group.solo_reason
@@ -387,7 +392,7 @@ class DiffusionEngine:
             error.request_id = request.request_id
             with self._lock:
                 final = self._end(handle, error)
-            self._tell(handle, final)
+            handle.deliver(final)
             return
         handle.record.finished = now()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,7 +147,7 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
     select(request.lora, capabilities.adapters, capabilities.adapter_root, request_id=request.request_id)
     if capabilities.adapters or capabilities.adapter_root is not None:
         check_arguments(request.extra_args, request_id=request.request_id)
-    _check_arguments(request, capabilities, refuse)
+    _check_arguments(request, capabilities, most, refuse)
     _check_pictures(request, capabilities, refuse)
     if request.duration_s is not None and not capabilities.arguments.intersection(DURATION):
         rate = request.frame_rate or frame_rate_of(capabilities.defaults)
@@ -154,22 +155,26 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
         if frames > limits.max_frames:
             refuse(
                 "duration_s",
-                f"{request.duration_s} s are {frames} frames at {rate} a second; at most {limits.max_frames} are allowed",
+                f"{request.duration_s} s at {rate} frames a second are {frames} frames; "
+                f"at most {limits.max_frames} are allowed",
             )
 
 
 def _check_pictures(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
-    """Refuse pictures that set the output's size, but would be rounded down to no pixels."""
+    """Refuse pictures that set the output's size, but would be rounded down to no pixels, or resized to another's."""
     least = capabilities.size_multiple
     if request.height is not None or capabilities.defaults.get("height") is not None:
         return
     for name in PICTURES:
-        for picture in getattr(request, name) or ():
+        pictures = getattr(request, name) or ()
+        for picture in pictures:
             if min(picture.size) < least:
                 refuse(name, f"{picture.width}×{picture.height} pixels are too few; each side must be at least {least}")
+        if len({picture.size for picture in pictures}) > 1:
+            refuse(name, "its pictures have several sizes, and set the output's; send each in a request of its own")
 
 
-def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
+def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, max_steps: int, refuse: Any) -> None:
     known = capabilities.arguments
     for name, targets in {
         **{name: (name,) for name in (*_PLAIN, "negative_prompt", *PICTURES)},
@@ -196,7 +201,14 @@ def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, refu
                 f"(allowed are {', '.join(allowed)})",
             )
         if not _is_plain(value):
-            refuse("extra_args", f"{name!r} must be a plain JSON value")
+            refuse("extra_args", f"{name!r} must be a plain JSON value, nested {_MAX_DEPTH} deep at most")
+        if _MEDIA.search(name) and not isinstance(value, bool | int | float | type(None)):
+            refuse("extra_args", f"{name!r} can only be a number here")
+        # Lists of timesteps or sigmas are steps under another name.
+        if isinstance(value, list) and len(value) > max_steps:
+            refuse("extra_args", f"{name!r} has {len(value)} entries; at most {max_steps} are allowed")
+        if name.endswith("num_inference_steps") and not (isinstance(value, int) and 1 <= value <= max_steps):
+            refuse("extra_args", f"{name!r}: {value!r} is not allowed; it must be from 1 to {max_steps}")
 
 
 def _in_range(name: str, value: float | None, low: float, high: float, refuse: Any) -> None:
@@ -204,11 +216,19 @@ def _in_range(name: str, value: float | None, low: float, high: float, refuse: A
         refuse(name, f"{value} is not allowed; it must be from {low} to {high}")
 
 
-def _is_plain(value: Any) -> bool:
+_MEDIA = re.compile("image|video|mask|frames|audio|latents|embeds")
+"""Arguments with these in their names take pictures and the like; some pipelines would fetch a text as an address."""
+
+_MAX_DEPTH = 16
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if depth > _MAX_DEPTH:
+        return False
     if isinstance(value, list):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+        return all(isinstance(k, str) and _is_plain(v, depth + 1) for k, v in value.items())
     return value is None or isinstance(value, bool | int | float | str)
 
 

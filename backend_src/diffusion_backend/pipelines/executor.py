@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..engine.executor import Capabilities, Report, Work, WorkKind
 from ..errors import DiffusionError, InvalidArgumentError, OutOfMemoryError, PipelineError, without_paths
@@ -24,6 +26,7 @@ from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
 from .module_state import restorer
 from .offload import defer_output
+from .oom import is_out_of_memory
 from .previews import decode_preview
 from .reference import own_copy
 from .step_meter import StepMeter
@@ -64,6 +67,7 @@ class _Active:
     call: Call | None = None
     events: list[Event] = field(default_factory=list)
     denoised: bool = False  # whether its first denoiser call was made
+    previews_failed: bool = False
     met_at_step: bool = False  # whether it has met others since its last step
     selection: Selection | None = None  # its adapters, once it has started
     restore: Callable[[], None] | None = None  # puts back what its call changes in the shared modules
@@ -96,6 +100,7 @@ class PipelineExecutor:
         self._arguments = frozenset(signature_of(pipeline))
         self._active: dict[str, _Active] = {}
         self._mode = torch.no_grad()
+        self._on_cuda = getattr(pipeline.device, "type", "cpu") == "cuda"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -141,6 +146,9 @@ class PipelineExecutor:
             return [self._resume(active, None) for active in actives]
         calls = [active.call for active in actives]
         outputs = run_calls([call for call in calls if call is not None])
+        if self._on_cuda:
+            # Times, fairness and aborts are about work that is done, not about kernels that were queued.
+            torch.cuda.current_stream(self.pipeline.device).synchronize()
         return [self._resume(active, output) for active, output in zip(actives, outputs, strict=True)]
 
     def abort(self, request_id: str, error: DiffusionError) -> Report:
@@ -163,6 +171,7 @@ class PipelineExecutor:
                 break
         if active.restore is not None:
             active.restore()
+        self._leave(active)
         return Report(request_id, error=error, events=_take(active))
 
     def _dummy_run(self, height: int | None, width: int | None) -> None:
@@ -206,7 +215,7 @@ class PipelineExecutor:
         )
         interval = request.preview_interval
         if interval and meter.step % interval == 0 and meter.step < meter.num_steps and meter.sample is not None:
-            preview = decode_preview(active.pipeline, meter.sample)
+            preview = self._preview(active, meter.sample)
             if preview is not None:
                 active.events.append(
                     Event(
@@ -222,6 +231,25 @@ class PipelineExecutor:
             active.greenlet.park(_PAUSE)  # a pipeline without a meeting point takes turns between its steps
         active.met_at_step = False
 
+    def _preview(self, active: _Active, sample: torch.Tensor) -> NDArray[np.uint8] | None:
+        """Return a preview, or None: one that fails must not cost the request its result."""
+        if active.previews_failed:
+            return None
+        try:
+            return decode_preview(active.pipeline, sample)
+        except Exception as error:
+            log.warning("request %s goes on without previews: %s", active.request.request_id, error)
+            active.previews_failed = True
+            return None
+
+    def _leave(self, active: _Active) -> None:
+        """Forget a request that has ended; what it holds must not wait for the garbage collector."""
+        self._active.pop(active.request.request_id, None)
+        scheduler = getattr(active.pipeline, "scheduler", None)
+        if active.meter is not None and scheduler is not None:
+            vars(scheduler).pop("step", None)
+        active.meter = active.pipeline = active.call = None
+
     def _resume(self, active: _Active, value: Any) -> Report:
         """Let a greenlet go on with `value` until it parks again or ends."""
         request_id = active.request.request_id
@@ -232,12 +260,13 @@ class PipelineExecutor:
             else:
                 outcome = active.greenlet.switch(value)
         except Exception as error:
-            del self._active[request_id]
             if active.restore is not None:
                 active.restore()
-            return Report(request_id, error=self._explain(active, error), events=_take(active), params=active.params)
+            explained = self._explain(active, error)
+            self._leave(active)
+            return Report(request_id, error=explained, events=_take(active), params=active.params)
         if active.greenlet.dead:
-            del self._active[request_id]
+            self._leave(active)
             return Report(request_id, output=outcome, events=_take(active), params=active.params)
         if isinstance(outcome, _Pause):
             return Report(request_id, work=Work(WorkKind.STEP, ("step", request_id)), events=_take(active))
@@ -285,8 +314,8 @@ def run_calls(calls: Sequence[Call]) -> list[Any]:
     try:
         return point.run_joint(calls)
     except LayoutError as error:
-        log.warning("%s: joint forwards are given up: %s", point.name, error)
-        point.disabled = error.reason
+        log.warning("%s: joint forwards of this shape are given up: %s", point.name, error)
+        point.give_up(calls[0], error.reason)
     except Exception as error:
         halve = is_out_of_memory(error)
         if halve:
@@ -298,14 +327,6 @@ def run_calls(calls: Sequence[Call]) -> list[Any]:
         torch.cuda.empty_cache()
     size = (len(calls) + 1) // 2 if halve else 1
     return [output for i in range(0, len(calls), size) for output in run_calls(calls[i : i + size])]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception tells that the device or the host has too little memory."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
 def _take(active: _Active) -> list[Event]:

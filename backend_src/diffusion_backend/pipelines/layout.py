@@ -239,6 +239,30 @@ def matches(rule: Rule, value: Any) -> bool:
     )
 
 
+def can_refute(rule: Rule, values: Sequence[Any]) -> bool:
+    """Whether merging these calls could show that a guessed rule is wrong: their values must differ where it matters.
+
+    Every one-element tensor that is to hold for each row, and some tensor of rows, must differ between the calls.
+    """
+    eachs: list[bool] = []
+    rows: list[bool] = []
+    _compare(rule, values, eachs, rows)
+    return all(eachs) and any(rows)
+
+
+def _compare(rule: Rule, values: Sequence[Any], eachs: list[bool], rows: list[bool]) -> None:
+    if isinstance(rule, Each | Rows):
+        first = values[0]
+        differ = any(other.shape != first.shape or not torch.equal(other, first) for other in values[1:])
+        (eachs if isinstance(rule, Each) else rows).append(differ)
+    elif isinstance(rule, Items):
+        rows.append(True)
+    elif isinstance(rule, Fields):
+        columns = [[part for _, part in _parts(value) or ()] for value in values]
+        for i, part in enumerate(rule.parts):
+            _compare(part, [column[i] for column in columns], eachs, rows)
+
+
 def count_rows(rule: Rule, value: Any) -> int:
     """Return the rows of a call: the greatest common divisor of its batch sizes.
 

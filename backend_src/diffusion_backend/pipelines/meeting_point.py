@@ -19,6 +19,7 @@ from ..engine.executor import WorkKind
 from . import layout
 from .equality import largest_difference, tolerance_of
 from .layout import LayoutError, Rule
+from .oom import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -166,15 +167,27 @@ class MeetingPoint:
         guessed = next((rule for rule in self.guesses if layout.matches(rule, calls[0].arguments)), None)
         if guessed is None:  # rejected meanwhile, by other calls of the same shape
             return outputs
+        if not layout.can_refute(guessed, [call.arguments for call in calls]):
+            return outputs  # calls too much alike prove nothing: the guess waits for others
         self.guesses = [rule for rule in self.guesses if rule is not guessed]
         try:
             candidate = CallLayout(guessed, layout.guess(outputs[0], items=False))
             difference = self.try_out(candidate, calls, outputs)
         except Exception as error:
+            if is_out_of_memory(error):
+                self.guesses.append(guessed)
+                return outputs
             log.info("%s: a call of a new shape cannot be merged: %s", self.name, error)
             difference = float("inf")
         self.settle(candidate if difference <= self.limit(outputs[0]) else None, guessed, "self_check")
         return outputs
+
+    def give_up(self, call: Call, reason: str) -> None:
+        """Run calls of this shape by themselves from now on, as a merged one went wrong."""
+        known = self.find_layout(call)
+        if known is not None:
+            self.layouts = [other for other in self.layouts if other is not known]
+            self.rejected.append((known.arguments, reason))
 
     def try_out(self, candidate: CallLayout, calls: Sequence[Call], outputs: Sequence[Any]) -> float:
         """Merge calls by a candidate; return the largest difference from what they gave alone.

@@ -28,7 +28,8 @@ from .meeting_point import Call, CallLayout, MeetingPoint, RequestGreenlet
 from .module_state import differs, snapshot
 from .outputs import is_conventional, to_output
 from .previews import can_preview
-from .reference import components_of, own_copy
+from .reference import components_of, own_copy, request_scheduler
+from .upcast import upcast_within_calls
 
 log = logging.getLogger(__name__)
 
@@ -99,9 +100,6 @@ def prepare(
             _learn_all(runner, points)
     rows = max((recorded.call.point.rows_of(recorded.call) for recorded in runner.first_calls), default=1)
     scheduler = getattr(pipeline, "scheduler", None)
-    names = {cls.__name__ for cls in getattr(scheduler, "compatibles", [])}
-    if scheduler is not None:
-        names.add(type(scheduler).__name__)
     capabilities = Capabilities(
         pipeline_class=type(pipeline).__name__,
         modalities=runner.modalities,
@@ -111,7 +109,7 @@ def prepare(
         needs=tuple(name for name in PICTURES if name in runner.inputs([0])),
         sample_rate=sample_rate_of(pipeline),
         max_steps=_max_steps(scheduler),
-        schedulers=tuple(sorted(names)),
+        schedulers=_schedulers(scheduler),
         supports_previews=can_preview(pipeline),
         exclusive=runner.changes_modules,
         joint={point.name: point.solo_reason for point in points},
@@ -137,6 +135,7 @@ def install(pipeline: Any, compile_mode: str | None = None) -> list[MeetingPoint
             point.install(module, "forward")
             points.append(point)
         elif name in DECODERS and hasattr(module, "decode"):
+            upcast_within_calls(module)
             MeetingPoint(name, WorkKind.DECODE, module.decode).install(module, "decode")
     return points
 
@@ -393,6 +392,21 @@ def _mergeable(candidate: CallLayout, a: Call, b: Call) -> bool:
         return False
     keys = [layout.key(rule, c.arguments, layout.count_rows(rule, c.arguments)) for c in (a, b)]
     return keys[0] == keys[1]
+
+
+def _schedulers(scheduler: Any) -> tuple[str, ...]:
+    """Return the names of the schedulers that a request may ask for: those that can be made here."""
+    if scheduler is None:
+        return ()
+    names = {type(scheduler).__name__}
+    for cls in getattr(scheduler, "compatibles", []):
+        try:
+            request_scheduler(scheduler, cls.__name__)
+        except Exception as error:  # it needs a package that is not there, or other settings
+            log.debug("the scheduler %s is not offered: %s", cls.__name__, error)
+        else:
+            names.add(cls.__name__)
+    return tuple(sorted(names))
 
 
 def _max_steps(scheduler: Any) -> int | None:

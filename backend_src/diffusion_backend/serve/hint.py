@@ -6,14 +6,15 @@ import json
 import shlex
 from collections.abc import Sequence
 
-_EXAMPLE = {"prompt": "red apple", "output_format": "png"}
+_EXAMPLE = {"prompt": "red apple", "output_format": "png;base64"}
+_SAVE = r"""sed 's/.*"encoded":"\([^"]*\)".*/\1/' | base64 -d"""
 
 
 def suggest_command(url_http: str, models: Sequence[str]) -> str:
     """Return one ``curl`` command that does something with the models.
 
     A model ``x`` with a twin ``x_unary`` is one that draws: the twin answers ``/generate`` with one response, which
-    curl can show. For other models, whose inputs are not known here, the command asks for the model's metadata.
+    is saved as a picture. For other models, whose inputs are not known here, the command asks for the model's metadata.
 
     Args:
         url_http: base URL of the HTTP endpoint.
@@ -22,6 +23,6 @@ def suggest_command(url_http: str, models: Sequence[str]) -> str:
     for model in models:
         if model.endswith("_unary"):
             url = f"{url_http}/v2/models/{model}/generate"
-            return f"curl -s {shlex.quote(url)} -d {shlex.quote(json.dumps(_EXAMPLE))}"
+            return f"curl -s {shlex.quote(url)} -d {shlex.quote(json.dumps(_EXAMPLE))} | {_SAVE} > picture.png"
     path = f"/v2/models/{models[0]}" if models else "/v2"
     return f"curl -s {shlex.quote(url_http + path)}"

@@ -179,12 +179,12 @@ def check_glibc(version: tuple[int, int] | None) -> None:
     if version is None:
         raise SetupError(
             f"The Triton server needs Linux with glibc {needed} or later (no musl, no macOS). "
-            "Use the container: docker compose up"
+            "Use a machine with it, or a container of NVIDIA's tritonserver"
         )
     if version < MIN_GLIBC:
         raise SetupError(
             f"glibc {version[0]}.{version[1]} is too old: the Triton server needs {needed} or later (Ubuntu 22.04, "
-            "Debian 12, RHEL 10 or later). On this machine use the container: docker compose up"
+            "Debian 12, RHEL 10 or later). On this machine use a container of NVIDIA's tritonserver"
         )
 
 

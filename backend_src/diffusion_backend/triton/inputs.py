@@ -6,7 +6,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,26 +37,42 @@ NAME_CODE = "error_codes"
 """The parameter of a request whose error's text is to begin with its code's name; the twin sends it."""
 
 
-def check_parameters(parameters: str, inputs: Iterable[str]) -> bool:
-    """Refuse what a caller sent beside the inputs: `/generate` makes parameters of fields that are no inputs.
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a request says beside its inputs.
+
+    Attributes:
+        name_code: whether the text of an error is to begin with its code's name.
+        timeout_us: of a request over `/generate`, where it is a field like any other; 0 for none.
+    """
+
+    name_code: bool
+    timeout_us: int
+
+
+def read_parameters(parameters: str, inputs: Iterable[str]) -> Parameters:
+    """Read the parameters, and refuse what is none: `/generate` makes parameters of fields that are no inputs.
 
     Args:
-        parameters: the request's parameters, as JSON; Triton's own (priority, timeout, ...) are not among them.
+        parameters: the request's parameters, as JSON; those of Triton's protocols (priority, timeout, ...) are not
+            among them, but `/generate` has them as fields.
         inputs: names of the model's inputs.
-
-    Returns:
-        Whether the text of an error is to begin with its code's name.
 
     Raises:
         InvalidArgumentError: naming the first parameter, and the nearest input.
     """
     given: dict[str, Any] = json.loads(parameters or "{}")
     name_code = bool(given.pop(NAME_CODE, False))
+    timeout_us = given.pop("timeout", 0)
+    if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or not 0 <= timeout_us < 2**63:
+        raise InvalidArgumentError("timeout", f"{timeout_us!r} is not allowed; it must be an integer, in microseconds")
+    if "priority" in given:
+        raise InvalidArgumentError("priority", "it cannot be set here; send it with gRPC or HTTP infer")
     for name in given:
         raise InvalidArgumentError(
             name, f"there is no such input{did_you_mean(name, inputs)} (there are {', '.join(inputs)})"
         )
-    return name_code
+    return Parameters(name_code, timeout_us)
 
 
 def parse(
@@ -66,7 +82,8 @@ def parse(
     defaults: Mapping[str, Any],
     timeout_s: float | None,
     max_outputs: int,
-    max_pixels: int,
+    max_side: int,
+    arguments: Container[str],
 ) -> ParsedRequest:
     """Read the inputs of a request.
 
@@ -77,12 +94,13 @@ def parse(
         defaults: values of inputs that are left out, by name.
         timeout_s: the request's timeout, or None.
         max_outputs: most outputs a prompt.
-        max_pixels: largest height × width of a picture sent.
+        max_side: largest height and width of a picture sent, in pixels.
+        arguments: names of the pipeline's arguments: a picture for which there is none is not even decoded.
 
     Raises:
         InvalidArgumentError: naming the input.
     """
-    reader = _Reader(tensors, defaults)
+    reader = _Reader(tensors, defaults, arguments)
     if "prompt" not in tensors:
         raise InvalidArgumentError("prompt", "it is missing; it is the one input that every request needs")
     prompt = reader.texts("prompt")
@@ -109,9 +127,9 @@ def parse(
         strength=reader.number("strength"),
         frame_rate=reader.number("frame_rate"),
         duration_s=reader.number("duration_s"),
-        image=reader.pictures("image", max_pixels),
-        mask_image=reader.pictures("mask_image", max_pixels),
-        control_image=reader.pictures("control_image", max_pixels),
+        image=reader.pictures("image", max_side),
+        mask_image=reader.pictures("mask_image", max_side),
+        control_image=reader.pictures("control_image", max_side),
         num_outputs_per_prompt=num_outputs,
         preview_interval=reader.integer("preview_interval") or 0,
         timeout_s=timeout_s,
@@ -126,9 +144,12 @@ def parse(
 class _Reader:
     """Typed access to the inputs; one that was not given is its default, or None."""
 
-    def __init__(self, tensors: Mapping[str, NDArray[Any]], defaults: Mapping[str, Any]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, NDArray[Any]], defaults: Mapping[str, Any], arguments: Container[str]
+    ) -> None:
         self._tensors = tensors
         self._defaults = defaults
+        self._arguments = arguments
 
     def one(self, name: str) -> Any:
         """Return the value that an input has for all prompts."""
@@ -138,7 +159,7 @@ class _Reader:
         values = tensor.reshape(-1)
         if values.size == 0:
             raise InvalidArgumentError(name, "it is empty")
-        if any(value != values[0] and value == value for value in values[1:]):
+        if values.size > 1 and any(value != values[0] for value in values):  # a NaN differs from itself
             raise InvalidArgumentError(name, "it must be the same for all prompts of a request")
         return values[0]
 
@@ -151,18 +172,26 @@ class _Reader:
         # The shortest decimal that gives this float32, so that 3.3 is echoed as 3.3.
         return None if value is None else float(str(np.float32(value)))
 
-    def pictures(self, name: str, max_pixels: int) -> tuple[Image.Image, ...] | None:
+    def pictures(self, name: str, max_side: int) -> tuple[Image.Image, ...] | None:
         """Return the picture for each prompt, sent raw as NAME or as a file as NAME_file."""
         file_name = f"{name}_file"
-        if name in self._tensors and file_name in self._tensors:
-            raise InvalidArgumentError(file_name, f"{name} was sent too; send one of them")
-        decode = decode_mask if name == "mask_image" else decode_image
-        if name in self._tensors:
-            return tuple(decode(array, max_pixels=max_pixels, field=name) for array in self._tensors[name])
-        if file_name not in self._tensors:
+        given = [field for field in (name, file_name) if field in self._tensors]
+        if not given:
             return None
-        files = self._tensors[file_name].reshape(-1)
-        return tuple(decode(_file_bytes(file_name, data), max_pixels=max_pixels, field=file_name) for data in files)
+        field = given[-1]
+        if len(given) > 1:
+            raise InvalidArgumentError(file_name, f"{name} was sent too; send one of them")
+        if name not in self._arguments:
+            raise InvalidArgumentError(field, "this pipeline has no such argument; leave it out")
+        decode = decode_mask if name == "mask_image" else decode_image
+        sent = self._tensors[field]
+        data = sent if field == name else [_file_bytes(field, item) for item in sent.reshape(-1)]
+        pictures = tuple(decode(item, max_pixels=max_side**2, field=field) for item in data)
+        for picture in pictures:
+            if max(picture.size) > max_side:
+                width, height = picture.size
+                raise InvalidArgumentError(field, f"{width}×{height} pixels are too many; at most {max_side} a side")
+        return pictures
 
     def text(self, name: str) -> str | None:
         value = self.one(name)
@@ -180,10 +209,11 @@ def _file_bytes(name: str, data: Any) -> bytes:
     raw = data.encode() if isinstance(data, str) else bytes(data)
     text = raw.partition(b",")[2] if raw.startswith(b"data:") else raw
     # No picture file is made of the letters of base64 alone: all begin with a byte or a sign that is none of them.
-    if not re.fullmatch(rb"[A-Za-z0-9+/\s]+={0,2}\s*", text):
+    text = b"".join(text.split())
+    if not re.fullmatch(rb"[A-Za-z0-9+/]+={0,2}", text):
         return raw
     try:
-        return base64.b64decode(b"".join(text.split()), validate=True)
+        return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise InvalidArgumentError(name, f"it is not base64: {error}") from None
 
@@ -214,12 +244,16 @@ def _lora(text: str | None) -> tuple[tuple[str, float], ...]:
     return tuple(adapters)
 
 
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _extra_args(text: str | None) -> tuple[dict[str, Any], str | None]:
     """Return the further arguments, and the scheduler's name if it is among them."""
     if text is None or not text.strip():
         return {}, None
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidArgumentError("extra_args", f"it is not JSON: {reason}") from None

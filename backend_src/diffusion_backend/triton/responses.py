@@ -56,7 +56,7 @@ class ResponseStream:
         """Send what the client is to know of an event."""
         if event.kind is EventKind.FINISHED:
             assert event.result is not None
-            self._send(self._final_tensors(event, event.result), final=True)
+            self._finish(event, event.result)
         elif event.kind.is_final:
             assert event.error is not None
             fail(self._sender, event.error, name_code=self._name_code)
@@ -69,6 +69,13 @@ class ResponseStream:
         elif event.kind is EventKind.PREVIEW:
             assert event.preview is not None
             self._send(_event_tensors(event) + self._preview_tensors(event.preview))
+
+    def _finish(self, event: Event, result: DiffusionResult) -> None:
+        try:
+            self._send(self._final_tensors(event, result), final=True)
+        except Exception as error:
+            # The result could not be handed over (no shared memory for it, say): the client is told, not left waiting.
+            fail(self._sender, error, name_code=self._name_code)
 
     def _final_tensors(self, event: Event, result: DiffusionResult) -> list[Any]:
         output = result.output
@@ -94,13 +101,7 @@ class ResponseStream:
 
     def _send(self, tensors: list[Any], *, final: bool = False) -> None:
         response = pb_utils.InferenceResponse(output_tensors=tensors)
-        try:
-            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
-        except Exception as error:
-            if not final:
-                raise
-            # The result could not be handed over (no shared memory for it, say): the client is told, not left waiting.
-            fail(self._sender, error, name_code=self._name_code)
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
 
 def fail(sender: Any, error: Exception, *, name_code: bool = False) -> None:

@@ -119,7 +119,7 @@ def complete(config: Any, *, decoupled: bool) -> Any:
     if not existing.get("max_batch_size"):
         config.set_max_batch_size(MAX_BATCH_SIZE)
     config.set_model_transaction_policy({"decoupled": decoupled})
-    if not existing.get("dynamic_batching"):
+    if "dynamic_batching" not in existing:  # an empty block is a choice too
         config.set_dynamic_batching()
         if decoupled:  # the method makes an empty block, with which neither priorities nor time-outs act
             existing["dynamic_batching"].update(QUEUE)

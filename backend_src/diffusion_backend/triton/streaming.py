@@ -11,9 +11,10 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from ..config import ModelConfig
-from ..errors import DiffusionError
+from ..errors import ConfigurationError, DiffusionError, InvalidArgumentError
+from ..request import DiffusionRequest
 from . import signature
-from .inputs import NAME_CODE, check_parameters, parse
+from .inputs import NAME_CODE, parse, read_parameters
 from .logs import configure_logging
 from .responses import ResponseStream, fail
 
@@ -78,7 +79,25 @@ class StreamingModel:
             ),
             Telemetry(TritonSink(args["model_name"])),
         )
+        self._check_defaults(config)
         self._engine.start()
+
+    def _check_defaults(self, config: ModelConfig) -> None:
+        """Refuse defaults that this pipeline, or the model's own limits, would refuse in every request.
+
+        Raises:
+            ConfigurationError: naming the parameter.
+        """
+        from ..pipelines.arguments import validate
+
+        defaults: dict[str, Any] = dict(config.defaults)
+        request = DiffusionRequest.make("", seed=0, **defaults)
+        try:
+            validate(request, self._engine.capabilities, self._limits, config.max_batch_rows)
+        except InvalidArgumentError as error:
+            if error.field in config.defaults:
+                problem = error.message.removeprefix(f"{error.field}: ")
+                raise ConfigurationError(f"default_{error.field}", problem) from None
 
     def execute(self, requests: list[Any]) -> None:
         """Submit the requests, then wait until one more could run."""
@@ -104,19 +123,21 @@ class StreamingModel:
     def _submit(self, request: Any, sender: Any) -> None:
         from ..pipelines.arguments import validate
 
-        timeout_us = request.timeout()
         # Triton's ids may be empty or repeated; ours are unique, and keep Triton's for the logs.
         request_id = f"{request.request_id() or 'request'}#{next(self._ids)}"
-        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        # Copied: pictures are read by the pipeline, after Triton has taken the request's memory back.
+        tensors = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
         try:
-            name_code = check_parameters(request.parameters(), self._input_names)
+            parameters = read_parameters(request.parameters(), self._input_names)
+            timeout_us = request.timeout() or parameters.timeout_us
             parsed = parse(
                 request_id,
                 tensors,
                 defaults=self._config.defaults,
                 timeout_s=timeout_us / 1e6 if timeout_us else None,
                 max_outputs=self._config.max_outputs,
-                max_pixels=self._config.max_side**2,
+                max_side=self._config.max_side,
+                arguments=self._engine.capabilities.arguments,
             )
             parsed.output_format.check(self._engine.capabilities.modalities)
             validate(parsed.request, self._engine.capabilities, self._limits, self._config.max_batch_rows)
@@ -130,6 +151,6 @@ class StreamingModel:
             progress=parsed.progress,
             requested=frozenset() if self._output_names <= requested else requested,
             abort=lambda: self._engine.abort(request_id),
-            name_code=name_code,
+            name_code=parameters.name_code,
         )
         self._engine.submit(parsed.request, on_event=stream.on_event, finalize=stream.finalize)

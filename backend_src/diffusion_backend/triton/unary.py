@@ -22,7 +22,7 @@ from ..config import UnaryConfig
 from ..errors import DiffusionError
 from . import signature
 from .errors import split_code
-from .inputs import NAME_CODE, check_parameters
+from .inputs import NAME_CODE, read_parameters
 from .logs import configure_logging
 from .responses import fail
 
@@ -80,9 +80,10 @@ class UnaryModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                check_parameters(request.parameters(), self._input_names)
-                timeout_us = request.timeout()
-                tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                parameters = read_parameters(request.parameters(), self._input_names)
+                timeout_us = request.timeout() or parameters.timeout_us
+                # Copied: they are read after Triton has taken the request's memory back.
+                tensors = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
                 wanted = list(request.requested_output_names())
                 if self._output_names <= set(wanted):
                     wanted = []  # Triton names all for a client that named none
@@ -106,6 +107,7 @@ class _Forwarder:
         self._client = client
         self._model = model
         self._in_flight: dict[asyncio.Task[None], Any] = {}
+        self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
@@ -121,9 +123,10 @@ class _Forwarder:
 
     async def close(self) -> None:
         """Give up what is in flight and close the connection."""
+        tasks = [*self._in_flight, *self._sending]
         for task in list(self._in_flight):
             task.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
     async def forward(
@@ -136,20 +139,20 @@ class _Forwarder:
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         try:
-            try:
-                outputs = await self._call(request_id, tensors, wanted, timeout_us)
-            except asyncio.CancelledError:
-                _send_error(sender, "CANCELLED", "the request was cancelled")
-                return
-            except Exception as error:
-                _send_error(sender, *_explain(error))
-                return
+            outputs = await self._call(request_id, tensors, wanted, timeout_us)
             response = pb_utils.InferenceResponse(output_tensors=outputs)
-            await asyncio.to_thread(sender.send, response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except asyncio.CancelledError:
+            response = _error_response("CANCELLED", "the request was cancelled")
         except Exception as error:
-            fail(sender, error)
+            response = _error_response(*_explain(error))
+        # From here on nobody may ask whether the call was cancelled: with the final response Triton frees what the
+        # question is about. And nothing may come between: exactly one final response is sent.
+        del self._in_flight[task]
+        self._sending.add(task)
+        try:
+            await asyncio.shield(asyncio.to_thread(_send, sender, response))
         finally:
-            del self._in_flight[task]
+            self._sending.discard(task)
 
     async def _call(
         self, request_id: str, tensors: dict[str, NDArray[Any]], wanted: list[str], timeout_us: int
@@ -198,12 +201,14 @@ class _Forwarder:
 
     async def _watch(self) -> None:
         """Ask which calls were cancelled while there are any in flight."""
-        while self._in_flight:
-            await asyncio.sleep(CANCEL_CHECK_S)
-            for task, sender in list(self._in_flight.items()):
-                if sender.is_cancelled():
-                    task.cancel()
-        self._watching = None
+        try:
+            while self._in_flight:
+                await asyncio.sleep(CANCEL_CHECK_S)
+                for task, sender in list(self._in_flight.items()):
+                    if sender.is_cancelled():
+                        task.cancel()
+        finally:
+            self._watching = None
 
 
 _UNARY_OUTPUTS = frozenset(spec.name for spec in signature.OUTPUTS)
@@ -221,8 +226,14 @@ def _explain(error: Exception) -> tuple[str, str]:
     return "INTERNAL", f"internal error ({type(error).__name__}); the server's log has the details"
 
 
-def _send_error(sender: Any, code: str, message: str) -> None:
+def _error_response(code: str, message: str) -> Any:
     error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-    sender.send(
-        pb_utils.InferenceResponse(output_tensors=[], error=error), pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-    )
+    return pb_utils.InferenceResponse(output_tensors=[], error=error)
+
+
+def _send(sender: Any, response: Any) -> None:
+    """Send a final response; one that cannot be sent is replaced by an error."""
+    try:
+        sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    except Exception as error:
+        fail(sender, error)
