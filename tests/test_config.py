@@ -40,6 +40,7 @@ PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "max_duration_s": ("12.5", 12.5, 600.0),
     "default_num_inference_steps": ("20", 20, None),
     "default_guidance_scale": ("3.5", 3.5, None),
+    "default_num_frames": ("17", 17, None),
     "default_height": ("64", 64, None),
     "default_width": ("96", 96, None),
     "max_prompt_bytes": ("100", 100, 16384),

@@ -153,6 +153,7 @@ class ModelConfig:
     max_duration_s: float = _param(600.0, _positive, "seconds of sound or video that a request may ask for")
     default_num_inference_steps: int | None = _param(None, _integer(1), "steps where a request names none")
     default_guidance_scale: float | None = _param(None, _not_negative, "guidance scale where a request names none")
+    default_num_frames: int | None = _param(None, _integer(1), "frames where a request names none; the probe's too")
     default_height: int | None = _param(None, _integer(1), "height where a request names none, in pixels")
     default_width: int | None = _param(None, _integer(1), "width where a request names none, in pixels")
     max_prompt_bytes: int = _param(16384, _integer(1), "bytes of a prompt")
@@ -168,6 +169,7 @@ class ModelConfig:
             "guidance_scale": self.default_guidance_scale,
             "height": self.default_height,
             "width": self.default_width,
+            "num_frames": self.default_num_frames,
         }
         return {name: value for name, value in values.items() if value is not None}
 

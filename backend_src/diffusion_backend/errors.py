@@ -108,7 +108,9 @@ class PipelineError(ServerError):
     """The pipeline raised while it ran this request."""
 
     def __init__(self, cause: BaseException, *, request_id: str = "", where: str = "") -> None:
-        detail = without_paths(str(cause)).strip().splitlines()
+        # The text of an OSError names the file; what went wrong with it is enough.
+        text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+        detail = without_paths(text).strip().splitlines()
         super().__init__(
             f"the pipeline failed{where and ' ' + where}: {type(cause).__name__}{': ' + detail[0] if detail else ''}",
             request_id=request_id,

@@ -67,6 +67,10 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
         {"default_guidance_scale": "nan"},
         r"parameter 'default_guidance_scale': nan is not allowed; it must be finite",
     ),
+    "default_num_frames": (
+        {"default_num_frames": "0"},
+        r"parameter 'default_num_frames': 0 is not allowed; it must be at least 1",
+    ),
     "default_height": ({"default_height": "0"}, r"parameter 'default_height': 0 is not allowed; it must be at least 1"),
     "default_width": ({"default_width": "wide"}, r"parameter 'default_width': 'wide' is not an integer"),
     "max_prompt_bytes": ({"max_prompt_bytes": "0"}, r"parameter 'max_prompt_bytes': 0 is not allowed"),

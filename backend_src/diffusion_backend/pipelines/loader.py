@@ -66,12 +66,15 @@ def _warm_up(pipeline: Any, config: ModelConfig, adapters: Adapters | None) -> P
     """Probe a pipeline and run each size of the configuration once."""
     sizes = config.warmup_sizes
     height, width = sizes[0] if sizes else (None, None)
+    params: dict[str, Any] = {} if height is None else {"height": height, "width": width}
+    if config.default_num_frames is not None:
+        params["num_frames"] = config.default_num_frames
     try:
         capabilities, _, output_type = prepare(
             pipeline,
             disabled="deterministic" if config.deterministic else "disabled" if config.step_batching == "off" else None,
             tolerance=config.self_check_tolerance,
-            params={} if height is None else {"height": height, "width": width},
+            params=params,
             compile_mode=config.compile,
         )
         executor = PipelineExecutor(pipeline, capabilities, output_type=output_type, adapters=adapters)
