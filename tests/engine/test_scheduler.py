@@ -487,3 +487,17 @@ def test_aborting_most_of_a_long_queue_does_not_leave_its_shell_behind() -> None
     assert len(s._heap) <= 2 * 100 + 64
     assert len(s._deadlines) <= 2 * 100 + 64
     assert s.admit() == ["9900"]
+
+
+def test_requests_that_free_slots_are_for_do_not_fill_the_queue() -> None:
+    """Two come at once, before the engine thread has admitted the first: with two free slots neither waits."""
+    s = scheduler(seqs=2, waiting=1)
+    s.add("a")
+    assert not s.is_full
+    s.add("b")
+    assert not s.is_full
+    s.add("c")
+    assert s.is_full
+    s.admit()
+    assert s.num_waiting == 1
+    assert s.is_full

@@ -104,8 +104,9 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further request may wait."""
-        return len(self._waiting) >= self.max_waiting
+        """Whether no further request may wait; those that free slots are for, only not admitted yet, do not count."""
+        about_to_run = max(0, self.max_num_seqs - len(self._slots))
+        return len(self._waiting) - about_to_run >= self.max_waiting
 
     def state(self, request_id: str) -> State | None:
         """Return WAITING or RUNNING, or None if the request is not live."""
