@@ -10,7 +10,7 @@ import pytest
 import torch
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
-from diffusion_backend.pipelines import layout
+from diffusion_backend.pipelines import fingerprint, layout
 from diffusion_backend.pipelines.layout import Constant, Each, Fields, Items, LayoutError, Rows, Shared, Sum
 
 
@@ -386,7 +386,7 @@ def test_a_new_tensor_in_the_place_of_a_dead_one_has_its_own_fingerprint() -> No
     for i in range(600):
         seen.add(layout.fingerprint(torch.full((4,), float(i))))
     assert len(seen) == 600
-    assert len(layout._digests) <= 257 + 1
+    assert len(fingerprint._digests) <= 257 + 1
 
 
 def test_map_tensors_and_tensors_reach_every_tensor() -> None:

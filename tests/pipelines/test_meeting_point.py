@@ -14,7 +14,7 @@ from diffusion_backend.pipelines import equality, layout
 from diffusion_backend.pipelines.executor import _Raised, run_calls
 from diffusion_backend.pipelines.layout import LayoutError
 from diffusion_backend.pipelines.meeting_point import Call, CallLayout, MeetingPoint, RequestGreenlet
-from diffusion_backend.pipelines.probe import drive
+from diffusion_backend.pipelines.recording import drive
 
 
 class Module:
