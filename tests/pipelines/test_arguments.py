@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from diffusion_backend.engine.executor import Capabilities
 from diffusion_backend.errors import InvalidArgumentError
@@ -226,3 +227,16 @@ def test_the_signature_leaves_out_self_and_variadics_and_tells_the_defaults() ->
 
     assert list(signature_of(Pipeline())) == ["prompt", "height", "width", "guidance_scale"]
     assert defaults_of(Pipeline()) == {"height": 512, "width": 96, "guidance_scale": 7.5}
+
+
+@pytest.mark.parametrize(("in_lists", "prompts"), [(True, ["a", "a", "a"]), (False, "a")])
+def test_several_outputs_of_one_picture_are_spread_where_the_pipeline_takes_lists(in_lists: bool, prompts: Any) -> None:
+    """LTX wants a picture for each generator, Wan refuses a list of pictures."""
+    image = Image.new("RGB", (8, 8))
+    request = DiffusionRequest.make("a", seed=3, num_outputs_per_prompt=3, image=(image,))
+    arguments = frozenset({"prompt", "image", "generator", "num_videos_per_prompt"})
+    call = call_arguments(request, arguments, "pt", pictures_in_lists=in_lists)
+    assert call["prompt"] == prompts
+    assert call["image"] == ([image] * 3 if in_lists else image)
+    assert [generator.initial_seed() for generator in call["generator"]] == [3, 4, 5]
+    assert call.get("num_videos_per_prompt") == (None if in_lists else 3)

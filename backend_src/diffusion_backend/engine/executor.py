@@ -71,6 +71,7 @@ class Capabilities:
         modalities: those of `image`, `video`, `audio` that it makes.
         arguments: names of its `__call__` arguments.
         needs: the pictures that a request must have (`image`, `mask_image`, `control_image`).
+        pictures_in_lists: whether its call takes a list of pictures, one for each prompt.
         sample_rate: of the sound, in Hz, or None.
         defaults: the defaults of `num_inference_steps`, `guidance_scale`, `height`, `width` where they are known.
         size_multiple: heights and widths must be multiples of it (pixels).
@@ -90,6 +91,7 @@ class Capabilities:
     defaults: dict[str, Any]
     size_multiple: int = 1
     needs: tuple[str, ...] = ()
+    pictures_in_lists: bool = False
     sample_rate: int | None = None
     max_steps: int | None = None
     schedulers: tuple[str, ...] = ()

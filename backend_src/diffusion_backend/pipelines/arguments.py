@@ -237,6 +237,8 @@ def call_arguments(
     arguments: frozenset[str],
     output_type: str,
     defaults: Mapping[str, Any] | None = None,
+    *,
+    pictures_in_lists: bool = False,
 ) -> dict[str, Any]:
     """Return the keyword arguments for a pipeline's call; what the request leaves out is left to the pipeline.
 
@@ -248,9 +250,19 @@ def call_arguments(
 
     Of several prompts each output becomes a prompt of the call, with its own pictures: left to repeat them by
     themselves, pipelines make A, A, B, B of the prompts, but many make A, B, A, B of masks and pictures.
+
+    Args:
+        request: validated for this pipeline.
+        arguments: names of the arguments of the pipeline's call.
+        output_type: the pipeline's argument of this name.
+        defaults: see `defaults_of`.
+        pictures_in_lists: whether the pipeline takes a list of pictures, one for each prompt. Then several outputs of
+            one picture are given so, too: pipelines that take lists often want a picture for each generator.
     """
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in request.seeds]
-    single = len(request.prompt) == 1
+    has_pictures = any(getattr(request, name) is not None for name in PICTURES)
+    spread = has_pictures and pictures_in_lists and request.num_outputs_per_prompt > 1
+    single = len(request.prompt) == 1 and not spread
 
     def each(values: Sequence[Any]) -> Any:
         return values[0] if single else [v for v in values for _ in range(request.num_outputs_per_prompt)]

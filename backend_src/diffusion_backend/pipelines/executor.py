@@ -203,7 +203,9 @@ class PipelineExecutor:
     def _call(self, active: _Active) -> DiffusionOutput | DeferredOutput:
         """Run in the greenlet: the whole of a request."""
         request, defaults = active.request, self._capabilities.defaults
-        raw = active.pipeline(**call_arguments(request, self._arguments, self._output_type, defaults))
+        lists = self._capabilities.pictures_in_lists
+        call = call_arguments(request, self._arguments, self._output_type, defaults, pictures_in_lists=lists)
+        raw = active.pipeline(**call)
         rate = request.frame_rate if request.frame_rate is not None else frame_rate_of(defaults)
         return defer_output(raw, sample_rate=self._capabilities.sample_rate, frame_rate=rate)
 

@@ -32,18 +32,18 @@ def learn_all(runner: ProbeRunner, points: list[MeetingPoint]) -> None:
     if runner.arguments.intersection(OUTPUTS_PER_PROMPT):
         doublings.append({"num_prompts": 1, "num_outputs": 2})
     for guidance in guidances:
-        one = _try_run(runner, num_prompts=1, seed=1, **guidance)
+        one = try_run(runner, num_prompts=1, seed=1, **guidance)
         if one is None:
             continue
         for doubling in doublings:
             if all(point.find_layout(r.call) for point in points for r in one if r.call.point is point):
                 break
-            two = _try_run(runner, **doubling, seed=2, **guidance)
+            two = try_run(runner, **doubling, seed=2, **guidance)
             if two is not None:
                 for point in points:
                     _learn_doubled(point, _of(point, one), _of(point, two))
         else:
-            other = _try_run(runner, num_prompts=1, seed=2, **guidance)
+            other = try_run(runner, num_prompts=1, seed=2, **guidance)
             for point in points:
                 _learn_guessed(point, _of(point, one), _of(point, other or []))
     for point in points:
@@ -51,7 +51,8 @@ def learn_all(runner: ProbeRunner, points: list[MeetingPoint]) -> None:
             log.info("%s: calls are batched (%d shapes of call)", point.name, len(point.layouts))
 
 
-def _try_run(runner: ProbeRunner, **options: Any) -> list[Recorded] | None:
+def try_run(runner: ProbeRunner, **options: Any) -> list[Recorded] | None:
+    """Return the denoiser calls of a run with these options (see `ProbeRunner.run`), or None if it does not run."""
     try:
         return runner.run(**options)[1]
     except Exception as error:

@@ -19,7 +19,7 @@ from ..request import PICTURES
 from .arguments import defaults_of, side_of, signature_of
 from .audio import sample_rate_of
 from .dummy import offers
-from .learning import learn_all
+from .learning import learn_all, try_run
 from .meeting_point import MeetingPoint
 from .module_state import differs, snapshot
 from .outputs import is_conventional, to_output
@@ -80,6 +80,9 @@ def prepare(
             point.disabled = "module_state" if runner.changes_modules else disabled
         if not any(point.disabled for point in points):
             learn_all(runner, points)
+        needs = tuple(name for name in PICTURES if name in runner.inputs([0]))
+        # Two prompts with a picture each: some pipelines take a list of pictures, others refuse it.
+        pictures_in_lists = bool(needs) and try_run(runner, num_prompts=2, seed=1) is not None
     rows = max((recorded.call.point.rows_of(recorded.call) for recorded in runner.first_calls), default=1)
     scheduler = getattr(pipeline, "scheduler", None)
     capabilities = Capabilities(
@@ -88,7 +91,8 @@ def prepare(
         arguments=runner.arguments,
         defaults=defaults_of(pipeline),
         size_multiple=_size_multiple(pipeline),
-        needs=tuple(name for name in PICTURES if name in runner.inputs([0])),
+        needs=needs,
+        pictures_in_lists=pictures_in_lists,
         sample_rate=sample_rate_of(pipeline),
         max_steps=_max_steps(scheduler),
         schedulers=_schedulers(scheduler),
