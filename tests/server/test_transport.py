@@ -261,7 +261,7 @@ def test_an_error_does_not_end_the_other_requests_of_its_stream(served, alone):
 
 
 def test_errors_reach_each_kind_of_client_of_the_twin(served):
-    said = "num_inference_steps: 0 is not allowed; it must be from 1 to 999"
+    said = "num_inference_steps: 0 is not allowed; it must be from 1 to 1000"
     with pytest.raises(InferenceServerException) as grpc_error:
         served.infer(prompt="a", num_inference_steps=0)
     assert grpc_error.value.status() == "StatusCode.INVALID_ARGUMENT"

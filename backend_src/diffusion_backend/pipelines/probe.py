@@ -185,10 +185,13 @@ def _schedulers(scheduler: Any) -> tuple[str, ...]:
 
 
 def _max_steps(scheduler: Any) -> int | None:
-    """Return the most steps a scheduler has: those it was trained for, less the offset that it adds to each."""
+    """Return the most steps a scheduler has: those it was trained for, less the offset that `leading` ones add."""
     config = getattr(scheduler, "config", {})
     trained = config.get("num_train_timesteps")
-    return trained - (config.get("steps_offset") or 0) if isinstance(trained, int) else None
+    if not isinstance(trained, int):
+        return None
+    leading = config.get("timestep_spacing", "leading") == "leading"
+    return trained - ((config.get("steps_offset") or 0) if leading else 0)
 
 
 def _size_multiple(pipeline: Any) -> int:
