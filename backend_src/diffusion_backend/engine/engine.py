@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..errors import (
@@ -249,7 +250,7 @@ class DiffusionEngine:
         for thread in (self._thread, self._deadline_thread):
             if thread.ident is not None:
                 thread.join()
-        if self._delivery_started():
+        if self._thread.ident is not None:  # the engine was started, and so was the delivery
             self._delivery.stop()
 
     def _dummy_run(self, height: int | None = None, width: int | None = None) -> None:
@@ -365,7 +366,7 @@ class DiffusionEngine:
                 elif report.output is not None:
                     self._doomed.pop(report.request_id, None)
                     self._scheduler.release(report.request_id)
-                    self._finish_later(handle, report.output)
+                    self._delivery.put_slow(partial(self._finish, handle, report.output))
                 else:
                     assert report.error is not None
                     self._doomed.pop(report.request_id, None)
@@ -376,9 +377,6 @@ class DiffusionEngine:
                 self._slots.notify_all()
 
     # -- ends ---------------------------------------------------------------------------------------------------
-
-    def _finish_later(self, handle: RequestHandle, output: DiffusionOutput | DeferredOutput) -> None:
-        self._delivery.put_slow(lambda: self._finish(handle, output))
 
     def _finish(self, handle: RequestHandle, made: DiffusionOutput | DeferredOutput) -> None:
         """Finish a result and hand it out; on a thread of the pool."""
@@ -449,9 +447,6 @@ class DiffusionEngine:
 
     def _stopping(self, request_id: str) -> EngineStoppedError:
         return EngineStoppedError(self._stopped_reason or "the server is stopping", request_id=request_id)
-
-    def _delivery_started(self) -> bool:
-        return self._thread.ident is not None
 
     def _die(self, cause: BaseException) -> None:
         """Answer everybody after the engine thread broke; nothing is taken any more."""

@@ -16,6 +16,8 @@ from .reference import components_of
 
 Snapshot = dict[str, tuple[Any, ...]]
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+
 
 def snapshot(pipeline: Any) -> Snapshot:
     """Return what the behaviour of a pipeline's modules hangs on: their callables and hooks, not their numbers."""
@@ -24,11 +26,9 @@ def snapshot(pipeline: Any) -> Snapshot:
         if not isinstance(module, torch.nn.Module):
             continue
         for name, part in module.named_modules():
-            attributes = vars(part)
-            callables = (value for key, value in attributes.items() if key[0] != "_" and isinstance(value, Callable))  # type: ignore[arg-type]
-            hooks = (len(attributes.get(key, ())) for key in ("_forward_hooks", "_forward_pre_hooks"))
+            hooks = (len(vars(part).get(key, ())) for key in _HOOKS)
             # The objects themselves are kept, so that none of their identities can be used again meanwhile.
-            state[f"{component}.{name}"] = (part, *callables, *hooks)
+            state[f"{component}.{name}"] = (part, *_callables(part).values(), *hooks)
     return state
 
 
@@ -65,9 +65,6 @@ def restorer(pipeline: Any) -> Callable[[], None]:
                     vars(part)[key].update(entries)
 
     return restore
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def _callables(part: torch.nn.Module) -> dict[str, Any]:
