@@ -75,7 +75,7 @@ train-emoji: setup ## train the model that ships again, from nothing
 	$(BIN)/python -m tools.emoji.train $(ARGS)
 
 emoji-report: setup ## measure the quality of the model that ships
-	$(BIN)/python -m tools.emoji.report $(ARGS)
+	$(BIN)/python -m tools.emoji.report --documents docs $(ARGS)
 
 coverage-report: setup ## measure which pipeline classes are batched, and write docs/coverage.md
 	$(BIN)/python -m tools.coverage $(ARGS)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from tools.emoji.chart import COLOURS, HEIGHT, WIDTH, Line, line_chart
+from tools.emoji.document import quality_table, training_table, write_between_markers
 from tools.emoji.render import draw_all
 from tools.emoji.report import Outcome
 from tools.emoji.sheet import COLUMNS, GAP, MISS_COLOUR, Pair, contact_sheet
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_contact_sheet_puts_originals_beside_what_was_drawn() -> None:
@@ -28,6 +34,26 @@ def test_figures_count_the_nearest() -> None:
     assert outcome.figures() == {"prompts": 4, "top1": 0.5, "top5": 0.75}
     pairs = outcome.sheet_pairs(draw_all(["🍎", "🚀"]), places=1)
     assert [pair.hit for pair in pairs] == [True, True, False, False]
+
+
+def test_documents_hold_what_the_model_s_record_says() -> None:
+    table = training_table(ROOT / "models" / "emoji" / "training.json")
+    for document in ("docs/emoji-model.md", "models/emoji/README.md"):
+        assert table in (ROOT / document).read_text(encoding="utf-8")
+
+
+def test_figures_go_between_the_markers_and_nowhere_else(tmp_path: Path) -> None:
+    share = {"prompts": 96, "top1": 0.91666, "top5": 1.0}
+    table = quality_table({"names": share, "keywords": share, "emoji": 700, "autoencoder_mse": 0.01})
+    document = tmp_path / "document.md"
+    document.write_text("before\n<!-- quality -->\nold | 0.1\n<!-- /quality -->\nafter\n", encoding="utf-8")
+    write_between_markers(document, "quality", table)
+    write_between_markers(document, "quality", table)
+    text = document.read_text(encoding="utf-8")
+    assert text == f"before\n<!-- quality -->\n\n{table}\n\n<!-- /quality -->\nafter\n"
+    assert "| 96 names | 0.917 | 1.000 |" in text
+    with pytest.raises(ValueError, match="<!-- training -->"):
+        write_between_markers(document, "training", table)
 
 
 def test_chart_shows_each_line_in_its_colour() -> None:

@@ -25,7 +25,8 @@ from tools.emoji.stage import Rhythm, run_stage
 ROOT = Path(__file__).parents[2]
 LIMIT = 8
 SEED = 3
-AUTOENCODER_STEPS, DENOISER_STEPS = 12, 8
+AUTOENCODER_STEPS, DENOISER_STEPS, DECODER_STEPS = 12, 8, 9
+STAGES = (("autoencoder", AUTOENCODER_STEPS), ("denoiser", DENOISER_STEPS), ("decoder", DECODER_STEPS))
 SHORT = Budget(steps=5)
 SELDOM = Rhythm(checkpoint_seconds=1e9, measure_seconds=1e9)
 
@@ -45,6 +46,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tools.emoji.train", "--out", folder / "model", "--work-dir", folder / "work"]
     command += ["--limit", LIMIT, "--seed", SEED, "--device", "cpu", "--threads", 1]
     command += ["--autoencoder-steps", AUTOENCODER_STEPS, "--denoiser-steps", DENOISER_STEPS]
+    command += ["--decoder-steps", DECODER_STEPS]
     command += ["--checkpoint-seconds", 0, "--measure-seconds", 3600]
     return subprocess.Popen([str(part) for part in command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
@@ -84,7 +86,7 @@ def test_stop_keeps_the_work_and_the_next_run_continues(smoke: SmokeRun) -> None
 def test_losses_fall(smoke: SmokeRun) -> None:
     record = json.loads((smoke.out / "training.json").read_text(encoding="utf-8"))
     assert record["seed"] == SEED
-    for stage, steps in (("autoencoder", AUTOENCODER_STEPS), ("denoiser", DENOISER_STEPS)):
+    for stage, steps in STAGES:
         history = record["stages"][stage]["history"]
         assert record["stages"][stage]["steps"] == steps
         assert history[0]["step"] == 1

@@ -41,17 +41,35 @@ def assemble(
 
 def draw(pipeline: StableDiffusionPipeline, prompts: Sequence[str], seeds: Sequence[int]) -> np.ndarray:
     """Draw one picture a prompt, each from its own seed; returns `uint8[count, 64, 64, 3]`."""
-    pictures = []
+    return decode(pipeline, draw_latents(pipeline, prompts, seeds))
+
+
+def draw_latents(
+    pipeline: StableDiffusionPipeline, prompts: Sequence[str], seeds: Sequence[int], guidance: float = GUIDANCE
+) -> torch.Tensor:
+    """Draw one latent a prompt, each from its own seed; returns `[count, 16, 8, 8]`."""
+    latents = []
     for start in range(0, len(prompts), DRAW_BATCH):
         part = slice(start, start + DRAW_BATCH)
         result = pipeline(
             list(prompts[part]),
             num_inference_steps=DRAW_STEPS,
-            guidance_scale=GUIDANCE,
+            guidance_scale=guidance,
             generator=[torch.Generator().manual_seed(seed) for seed in seeds[part]],
-            output_type="np",
+            output_type="latent",
         )
-        pictures.append((result.images * 255).round().astype(np.uint8))
+        latents.append(result.images)
+    return torch.cat(latents)
+
+
+@torch.no_grad()
+def decode(pipeline: StableDiffusionPipeline, latents: torch.Tensor) -> np.ndarray:
+    """Decode latents `[count, 16, 8, 8]` as the pipeline does; returns `uint8[count, 64, 64, 3]`."""
+    pictures = []
+    for part in latents.split(DRAW_BATCH):
+        decoded = pipeline.vae.decode(part / pipeline.vae.config.scaling_factor).sample
+        values = pipeline.image_processor.postprocess(decoded, output_type="np")
+        pictures.append((values * 255).round().astype(np.uint8))
     return np.concatenate(pictures)
 
 

@@ -1,7 +1,7 @@
 """Measure the text-to-emoji model: `python -m tools.emoji.report`.
 
 Draws emoji from names and from keywords alone, and counts how often the nearest of all the originals
-is the one that was asked for. Writes contact sheets, and the figures as JSON.
+is the one that was asked for. Writes contact sheets, and the figures as JSON and into the documents.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tools.emoji.captions import keyword_prompts, name_prompts
 from tools.emoji.chart import Line, line_chart
 from tools.emoji.checkpoint import load_json, save_json
 from tools.emoji.device import choose_device
+from tools.emoji.document import quality_table, training_table, write_between_markers
 from tools.emoji.metrics import NearestEmoji, share_within
 from tools.emoji.pipeline import DRAW_STEPS, GUIDANCE, draw
 from tools.emoji.render import draw_all
@@ -104,6 +105,10 @@ def report(options: argparse.Namespace) -> None:
     _write_chart(options.model / "training.json", options.images / "emoji-training.png")
     if options.json is not None:
         save_json(options.json, figures)
+    if options.documents:
+        write_between_markers(options.documents / "emoji-model.md", "quality", quality_table(figures))
+        for document in (options.documents / "emoji-model.md", options.model / "README.md"):
+            write_between_markers(document, "training", training_table(options.model / "training.json"))
 
 
 def print_figures(figures: dict) -> None:
@@ -129,6 +134,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", type=int, default=96, help="names, and as many sets of keywords, to ask for")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice of keywords; pictures use 0, 1, 2, …")
     parser.add_argument("--images", type=Path, default=Path("docs/images"), help="folder of the contact sheets")
+    parser.add_argument("--documents", type=Path, help="write the figures into this folder's documents and the card")
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto: a GPU when there is one")
     parser.add_argument("--font", type=Path, default=DEFAULT_FONT, help="Noto Color Emoji")

@@ -1,6 +1,7 @@
 """Train the text-to-emoji model from nothing: `python -m tools.emoji.train`.
 
-Two stages, an autoencoder and a denoiser. Run the same command again to continue after a stop.
+Three stages: an autoencoder, a denoiser, and the decoder once more on what the denoiser draws. Run the same command
+again to continue after a stop.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import transformers
 from tools.emoji.autoencoder import AutoencoderStage
 from tools.emoji.budget import Budget
 from tools.emoji.checkpoint import load_json, save_json
+from tools.emoji.decoder import DecoderStage
 from tools.emoji.denoiser import DenoiserStage
 from tools.emoji.device import choose_device, has_fast_bfloat16
 from tools.emoji.pipeline import write_pipeline
@@ -30,6 +32,8 @@ from tools.emoji.stage import Rhythm, StageRecord, run_stage
 from tools.emoji.tokenizer import train_tokenizer
 
 INTERRUPTED = 130
+# The most minutes and the most steps of each stage.
+DEFAULT_BUDGETS = (("autoencoder", 40.0, 8_000), ("denoiser", 80.0, 40_000), ("decoder", 25.0, 4_000))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Do both stages and write the pipeline."""
+    """Do the three stages and write the pipeline."""
     device = choose_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -70,8 +74,14 @@ def train(options: argparse.Namespace) -> None:
     budget = Budget(options.denoiser_minutes, options.denoiser_steps)
     denoiser_record = run_stage(second, budget, options.work_dir / "denoiser.pt", rhythm)
 
+    third = DecoderStage(entries, pictures, second.pipeline, options.seed, device, fast_bfloat16)
+    budget = Budget(options.decoder_minutes, options.decoder_steps)
+    # It builds on what the stages before it made: when those have gone on, it begins anew.
+    checkpoint = options.work_dir / f"decoder-{autoencoder_record.steps}-{denoiser_record.steps}.pt"
+    decoder_record = run_stage(third, budget, checkpoint, rhythm)
+
     write_pipeline(second.pipeline, entries, options.out)
-    records = {"autoencoder": autoencoder_record, "denoiser": denoiser_record}
+    records = {"autoencoder": autoencoder_record, "denoiser": denoiser_record, "decoder": decoder_record}
     save_json(options.out / "training.json", _summary(options.seed, device, records))
     print(f"wrote {options.out}", flush=True)
 
@@ -91,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=positive(int), help="CPU threads; as many as there are cores when not given")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, batches, captions and noise")
     parser.add_argument("--limit", type=positive(int), help="learn only this many emoji, spread over all of them")
-    for stage, minutes, steps in (("autoencoder", 40.0, 8_000), ("denoiser", 65.0, 30_000)):
+    for stage, minutes, steps in DEFAULT_BUDGETS:
         parser.add_argument(f"--{stage}-minutes", type=positive(float), default=minutes, help=f"time for the {stage}")
         parser.add_argument(f"--{stage}-steps", type=positive(int), default=steps, help=f"most steps of the {stage}")
     parser.add_argument("--checkpoint-seconds", type=float, default=120.0, help="time between two checkpoints")
