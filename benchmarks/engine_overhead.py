@@ -1,4 +1,4 @@
-"""What the engine itself adds to a step: the time between two forwards of a denoiser that takes no time.
+"""What the engine itself costs: the time between two forwards of a denoiser that takes no time, and waiting callers.
 
 As many requests run as have room, and further ones wait; none ends while it is measured. The time between two forwards
 is all that the engine does for a step: charging, events, choosing the next group. It must not grow with the queue.
@@ -6,12 +6,15 @@ is all that the engine does for a step: charging, events, choosing the next grou
 
 from __future__ import annotations
 
+import contextlib
+import os
 import statistics
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.idle import processor_seconds
 from diffusion_backend.engine import DiffusionEngine, EngineConfig, Report, Work, WorkKind
 from diffusion_backend.engine.executor import Capabilities
 from diffusion_backend.errors import DiffusionError
@@ -20,6 +23,7 @@ from diffusion_backend.request import DiffusionRequest, Event, EventKind
 RUNNING = 16
 _WARM_STEPS = 20
 _DEADLINE_S = 120.0
+_SETTLE_S = 0.2
 
 
 @dataclass(slots=True)
@@ -118,6 +122,46 @@ def measure_step(waiting: int, steps: int) -> StepCost:
         raise RuntimeError(f"the engine did not do {steps} steps within {_DEADLINE_S:.0f} s")
     gaps = executor.gaps_s[_WARM_STEPS : _WARM_STEPS + steps]
     return StepCost(statistics.median(gaps), statistics.fmean(gaps))
+
+
+def measure_callers(callers: int, seconds: float) -> float:
+    """Return the processor time, in percent of a core, while callers sleep until the device has done their requests.
+
+    The device is held up for so long: what is used is used by waiting.
+    """
+    others = os.listdir("/proc/self/task")  # the threads of the benchmark itself do not count
+    engine = DiffusionEngine(NullExecutor(1), EngineConfig(max_num_seqs=RUNNING, max_batch_rows=2 * RUNNING))
+    engine.start()
+    held = threading.Event()
+    released = threading.Event()
+
+    def hold(_: object) -> None:
+        held.set()
+        released.wait(_DEADLINE_S)
+
+    def call() -> None:
+        with contextlib.suppress(DiffusionError):  # the requests have no end of their own: the engine's stop ends them
+            engine.add_req_and_wait_for_response(DiffusionRequest.make("null", seed=0))
+
+    holder = threading.Thread(target=engine.collective_rpc, args=(hold,))
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    holder.start()
+    held.wait(_DEADLINE_S)
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _DEADLINE_S
+    while engine.stats()["waiting"] < callers and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(_SETTLE_S)
+    begin, used = time.monotonic(), processor_seconds(os.getpid(), but=others)
+    time.sleep(seconds)
+    used = processor_seconds(os.getpid(), but=others) - used
+    elapsed = time.monotonic() - begin
+    released.set()
+    engine.shutdown()
+    for thread in (holder, *threads):
+        thread.join()
+    return 100 * used / elapsed
 
 
 def _ignore(_: Event) -> None:

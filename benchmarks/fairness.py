@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Figure
+from benchmarks.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 ORDERS = ("fair", "arrival")
@@ -99,7 +99,7 @@ def _huge(engine: Any, quick: bool) -> dict[str, Any]:
     """Start a huge request; when it has done its first step, submit twenty small ones."""
     from diffusion_backend.request import DiffusionRequest, EventKind
 
-    side, steps = (128, 10) if quick else (512, 20)
+    side, steps = (128, 10) if quick else (512, 10)
     stepping = threading.Event()
     huge = engine.submit(
         DiffusionRequest.make("whale", seed=0, height=side, width=side, num_inference_steps=steps),

@@ -28,11 +28,23 @@ def describe_machine() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": cores(),
         "threads": len(os.sched_getaffinity(0)),
+        "gpus": gpus(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
+
+
+def gpus() -> list[str]:
+    """Return the names of the GPUs, by their driver's tool; none where that is missing."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return done.stdout.split("\n")[:-1]
 
 
 def other_load() -> float:

@@ -1,16 +1,14 @@
-"""Results as a table: on the terminal, and between the markers of README.md.
+"""Results as tables: on the terminal, and between the markers of benchmarks/README.md and of the project's README.
 
-`python -m benchmarks.report` shows a results file; with `--readme` it also writes it into benchmarks/README.md.
+`python -m benchmarks.report` shows a results file; with `--write` it writes the plots and both READMEs, as `make bench`
+does after a whole run.
 """
 
 from __future__ import annotations
 
 import json
-import operator
-import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,80 +16,40 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figure import Figure, number
+from benchmarks.hops import HOPS
+
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 LATEST = HERE / "results" / "latest.json"
-BEGIN = "<!-- results: begin (written by python -m benchmarks.report --readme) -->"
+RECORDS = HERE / "results" / "records.jsonl"
+PROJECT_README = HERE.parent / "README.md"
+IMAGES = HERE.parent / "docs" / "images"
+BEGIN = "<!-- results: begin (written by python -m benchmarks.report --write) -->"
 END = "<!-- results: end -->"
 BUSY_PERCENT = 10.0
 """With more other load than this before or after a run, its figures are noise."""
 
-_RELATIONS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
-    "<=": ("≤", operator.le),
-    ">=": ("≥", operator.ge),
-    "<": ("<", operator.lt),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """What a figure is to be: `relation` is one of `<=`, `>=`, `<`."""
-
-    relation: str
-    bound: float
-
-    def is_met(self, value: float) -> bool:
-        """Whether a value is as it is to be."""
-        return _RELATIONS[self.relation][1](value, self.bound)
-
-    def __str__(self) -> str:
-        return f"{_RELATIONS[self.relation][0]} {self.bound:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """One line of the table.
-
-    Attributes:
-        key: its name in the results file, such as `single.ratio`.
-        label: what it is, for people.
-        rounds: its value in each round; what counts is their median.
-    """
-
-    key: str
-    label: str
-    rounds: Sequence[float]
-    unit: str
-    goal: Goal | None = None
-
-    @property
-    def value(self) -> float:
-        """The median of the rounds."""
-        return statistics.median(self.rounds)
-
-    @property
-    def is_met(self) -> bool | None:
-        """Whether the goal is met; None without a goal."""
-        return None if self.goal is None else self.goal.is_met(self.value)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        goal = None if self.goal is None else {"relation": self.goal.relation, "bound": self.goal.bound}
-        return {
-            "key": self.key,
-            "label": self.label,
-            "value": self.value,
-            "rounds": list(self.rounds),
-            "unit": self.unit,
-            "goal": goal,
-            "met": self.is_met,
-        }
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Figure:
-        """Read what `as_dict` gave."""
-        goal = None if data["goal"] is None else Goal(data["goal"]["relation"], data["goal"]["bound"])
-        return cls(data["key"], data["label"], data["rounds"], data["unit"], goal)
+SUMMARY = (
+    "single.ratio",
+    "load.bare_per_s",
+    "load.8.per_s",
+    "load.16.per_s",
+    "load.8.vs_best",
+    "load.16.vs_best",
+    "mixes.alike",
+    "load.8.of_limit",
+    "load.16.of_limit",
+    "poisson.mean_ratio",
+    "poisson.p99_ratio",
+    "poisson.first_step",
+    "memory.peak",
+    "engine.flat",
+    "engine.callers",
+    "idle.percent",
+    "fairness.huge.ratio",
+)
+"""The figures that the project's README shows, in this order."""
 
 
 def is_noise(results: dict[str, Any]) -> bool:
@@ -110,14 +68,9 @@ def cells(figure: Figure, *, noise: bool) -> tuple[str, str, str, str, str]:
     return figure.label, f"{number(figure.value)} {figure.unit}", spread, goal, met
 
 
-def number(value: float) -> str:
-    """Return a value with three digits that count, and no more than two after the point (three below 0.1)."""
-    if value != 0 and abs(value) < 0.1:
-        return f"{value:.3f}"
-    for bound, digits in ((10, 2), (100, 1)):
-        if abs(value) < bound:
-            return f"{value:.{digits}f}"
-    return f"{value:,.0f}"
+def processors(machine: dict[str, Any]) -> str:
+    """Return what computes: the processor and its cores, and the GPUs if there are some."""
+    return ", ".join([f"{machine['cpu']}, {machine['cores']} cores", *machine.get("gpus", ())])
 
 
 def conditions(results: dict[str, Any]) -> list[str]:
@@ -125,11 +78,11 @@ def conditions(results: dict[str, Any]) -> list[str]:
     machine, settings, load = results["machine"], results["settings"], results["other_load_percent"]
     packages = machine["packages"]
     lines = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:g} GiB; {machine['system']}, "
+        f"{processors(machine)}, {machine['memory_gib']:g} GiB; {machine['system']}, "
         f"Python {machine['python']}, torch {packages['torch']}, diffusers {packages['diffusers']}, "
         f"nvidia-pytriton {packages['nvidia-pytriton']}.",
         f"Commit {results['commit']}, {results['started_at'][:10]}, `{results['command']}`: "
-        f"{settings['rounds']} rounds; OMP_NUM_THREADS={settings['threads']} and "
+        f"{rounds_done(results)} rounds; OMP_NUM_THREADS={settings['threads']} and "
         f"OMP_WAIT_POLICY={settings['wait_policy']} in all arms.",
         f"Other work kept the processors busy: {load['before']:.0f} % before the run, {load['after']:.0f} % after it.",
     ]
@@ -141,14 +94,72 @@ def conditions(results: dict[str, Any]) -> list[str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """Return the results as text for README.md."""
-    rows = [cells(Figure.from_dict(data), noise=is_noise(results)) for data in results["figures"]]
+    """Return the results as text for benchmarks/README.md."""
+    figures = [Figure.from_dict(data) for data in results["figures"]]
     table = [
         "| what | median of the rounds | smallest – largest | goal | met |",
         "| --- | ---: | ---: | ---: | --- |",
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *("| " + " | ".join(cells(figure, noise=is_noise(results))) + " |" for figure in figures),
     ]
-    return "\n".join([*table, "", *conditions(results)])
+    parts = ["\n".join(table)]
+    if "hops" in results["raw"]:
+        parts += ["### Where the milliseconds of one request go", hops_table(results["raw"]["hops"])]
+    parts += [f"![{text}](../docs/images/{name})" for name, text in plots_of(results).items()]
+    return "\n\n".join([*parts, "\n".join(conditions(results))])
+
+
+def hops_table(found: dict[str, Any]) -> str:
+    """Return the table of the hops of one request, with what they leave unexplained."""
+    total = found["total_ms"]
+    rows = [
+        (text, found["hops_ms"][name], f"{100 * found['hops_ms'][name] / total:.1f} %" if name != "encode" else "")
+        for name, text in HOPS.items()
+    ]
+    rows += [
+        ("remainder: the total minus all of the above but the encoding", found["remainder_ms"], ""),
+        ("**total, as the client sees it, pixels**", total, "100 %"),
+        ("total with png", found["total_png_ms"], ""),
+    ]
+    head = ["| hop | ms | of the total |", "| --- | ---: | ---: |"]
+    return "\n".join(head + [f"| {text} | {value:.2f} | {share} |" for text, value, share in rows])
+
+
+def summary(results: dict[str, Any]) -> str:
+    """Return the benchmark's part of the project's README: the figures that matter, and a plot."""
+    figures = {data["key"]: Figure.from_dict(data) for data in results["figures"]}
+    noise = is_noise(results)
+    machine = results["machine"]
+    lines = ["| | measured | goal |", "| --- | --- | --- |"]
+    for key in SUMMARY:
+        if key in figures:
+            text, value, _, goal, met = cells(figures[key], noise=noise)
+            lines.append(f"| {text} | {value} | {goal}{f' ({met})' if met in ('no', 'noise') else ''} |")
+    where = (
+        f"{processors(machine)}, {results['started_at'][:10]}, commit {results['commit']}; "
+        f"medians of {rounds_done(results)} rounds."
+    )
+    parts = ["\n".join(lines), where]
+    parts += [f"![{text}](docs/images/{name})" for name, text in list(plots_of(results).items())[:1]]
+    return "\n\n".join(parts)
+
+
+def rounds_done(results: dict[str, Any]) -> int:
+    """Return the rounds that the run had time for."""
+    raw = results["raw"]
+    return max((len(raw[arm]) for arm in ("single", "load", "poisson") if arm in raw), default=1)
+
+
+def plots_of(results: dict[str, Any]) -> dict[str, str]:
+    """Return the plots that these results have the data for: the file's name, and what it shows."""
+    raw = results["raw"]
+    found = {}
+    if "curves" in raw:
+        found["bench-throughput.png"] = "Throughput against requests at once, for this server and the baselines"
+        found["bench-latency.png"] = "Latency percentiles against the offered load"
+        found["bench-first-step.png"] = "Time to the first step against the offered load"
+    if "poisson" in raw:
+        found["bench-timeline.png"] = "Requests that join and leave the joint forward, as their step events came"
+    return found
 
 
 def make_console() -> Console:
@@ -170,33 +181,56 @@ def show(console: Console, results: dict[str, Any]) -> None:
         console.print(line, style="dim", highlight=False)
 
 
-def write_readme(readme: Path, results: dict[str, Any]) -> None:
-    """Replace what is between the markers of a README.
+def write_between(path: Path, begin: str, end: str, text: str) -> None:
+    """Replace what is between two markers of a file.
 
     Raises:
-        ValueError: the run was a quick one, or the markers are not there, once each and in order.
+        ValueError: the markers are not there, once each and in order.
+    """
+    old = path.read_text(encoding="utf-8")
+    head, found_begin, rest = old.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found_begin or not found_end or begin in tail or end in head + tail:
+        raise ValueError(f"{path.name} must hold each of the two markers once: {begin} {end}")
+    path.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
+
+
+def write_all(results: dict[str, Any], records: Sequence[dict[str, Any]]) -> list[Path]:
+    """Write the plots and the tables of both READMEs; return the files.
+
+    Raises:
+        ValueError: the run was a quick one, or a README lacks its markers.
     """
     if results["quick"]:
         raise ValueError("these are the results of a quick run, which say nothing; run python -m benchmarks first")
-    text = readme.read_text(encoding="utf-8")
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end or BEGIN in tail or END in head + tail:
-        raise ValueError(f"{readme.name} must hold each of the two markers once: {BEGIN} {END}")
-    readme.write_text(f"{head}{BEGIN}\n{markdown(results)}\n{END}{tail}", encoding="utf-8")
+    from benchmarks.plots import draw_plots
+
+    plots = draw_plots(results, records, IMAGES)
+    write_between(README, BEGIN, END, markdown(results))
+    write_between(PROJECT_README, BEGIN, END, summary(results))
+    return [*plots, README, PROJECT_README]
 
 
 def main(
     results: Annotated[Path, typer.Option(help="A results file.")] = LATEST,
-    readme: Annotated[bool, typer.Option("--readme", help="Write the table into benchmarks/README.md, too.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Also write the plots, and the tables of both READMEs.")
+    ] = False,
+    plots: Annotated[Path | None, typer.Option(help="Draw the plots into this folder, and write nothing else.")] = None,
 ) -> None:
     """Show the results of a run."""
     console = make_console()
     try:
         data = json.loads(results.read_text(encoding="utf-8"))
         show(console, data)
-        if readme:
-            write_readme(README, data)
+        beside = results.with_name(RECORDS.name if results.name == LATEST.name else f"{results.stem}.{RECORDS.name}")
+        records = [json.loads(line) for line in beside.read_text().splitlines()] if beside.exists() else []
+        if plots is not None:
+            from benchmarks.plots import draw_plots
+
+            draw_plots(data, records, plots)
+        if write:
+            write_all(data, records)
     except FileNotFoundError:
         sys.exit(f"error: there are no results at {results}; make them with: make bench")
     except ValueError as error:

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from benchmarks.report import BEGIN, END, README, Figure, Goal, markdown, number, show, write_readme
+from benchmarks.figure import Figure, Goal, number
+from benchmarks.hops import HOPS
+from benchmarks.report import (
+    BEGIN,
+    END,
+    IMAGES,
+    LATEST,
+    PROJECT_README,
+    README,
+    hops_table,
+    markdown,
+    plots_of,
+    show,
+    summary,
+    write_all,
+    write_between,
+)
 
 EXPECTED = """\
 | what | median of the rounds | smallest – largest | goal | met |
@@ -26,6 +43,16 @@ OMP_WAIT_POLICY=PASSIVE in all arms.
 Other work kept the processors busy: 1 % before the run, 3 % after it."""
 
 
+SUMMARY = """\
+| | measured | goal |
+| --- | --- | --- |
+| served / bare | 1.03 × | ≤ 1.05 |
+| of the limit | 90.0 % | ≥ 90 (no) |
+| idle | 0.041 % of a core | < 0.5 |
+
+Example 9000, 2 cores, 2026-01-02, commit 0123456789ab; medians of 3 rounds."""
+
+
 @pytest.fixture
 def results() -> dict[str, Any]:
     return json.loads((Path(__file__).parent / "results.json").read_text())
@@ -33,6 +60,16 @@ def results() -> dict[str, Any]:
 
 def test_markdown(results: dict[str, Any]) -> None:
     assert markdown(results) == EXPECTED
+
+
+def test_gpus_are_told(results: dict[str, Any]) -> None:
+    results["machine"]["gpus"] = ["Example GPU 80GB"]
+    assert "Example 9000, 2 cores, Example GPU 80GB, 16 GiB;" in markdown(results)
+    assert "Example 9000, 2 cores, Example GPU 80GB, 2026-01-02" in summary(results)
+
+
+def test_summary(results: dict[str, Any]) -> None:
+    assert summary(results) == SUMMARY
 
 
 def test_what_is_printed(results: dict[str, Any]) -> None:
@@ -82,33 +119,66 @@ def test_a_busy_machine_is_told(results: dict[str, Any]) -> None:
     assert "| no |" not in text
 
 
-def test_readme(results: dict[str, Any], tmp_path: Path) -> None:
+def test_between_markers(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write_readme(readme, results)
-    assert readme.read_text() == f"before\n{BEGIN}\n{EXPECTED}\n{END}\nafter\n"
-    write_readme(readme, results)
-    assert readme.read_text().count("Example 9000") == 1
+    for text in ("first", "second"):
+        write_between(readme, BEGIN, END, text)
+        assert readme.read_text() == f"before\n{BEGIN}\n{text}\n{END}\nafter\n"
 
 
 @pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
-def test_a_readme_without_its_markers_is_left_alone(results: dict[str, Any], tmp_path: Path, text: str) -> None:
+def test_a_readme_without_its_markers_is_left_alone(tmp_path: Path, text: str) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(text)
     with pytest.raises(ValueError, match="marker"):
-        write_readme(readme, results)
+        write_between(readme, BEGIN, END, "new")
     assert readme.read_text() == text
 
 
-def test_quick_results_stay_out_of_the_readme(results: dict[str, Any], tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"{BEGIN}\n{END}")
+def test_quick_results_stay_out_of_the_readmes(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.report.write_between", lambda *_: pytest.fail("a file was written"))
     with pytest.raises(ValueError, match="quick run"):
-        write_readme(readme, results | {"quick": True})
-    assert readme.read_text() == f"{BEGIN}\n{END}"
+        write_all(results | {"quick": True}, [])
 
 
-def test_our_readme_has_the_markers() -> None:
-    text = README.read_text()
+def test_a_whole_run_is_written_everywhere(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("README", "PROJECT_README"):
+        path = tmp_path / f"{name}.md"
+        path.write_text(f"{BEGIN}\n{END}\n")
+        monkeypatch.setattr(f"benchmarks.report.{name}", path)
+    monkeypatch.setattr("benchmarks.report.IMAGES", tmp_path / "images")
+    assert write_all(results, []) == [tmp_path / "README.md", tmp_path / "PROJECT_README.md"]
+    assert EXPECTED in (tmp_path / "README.md").read_text()
+    assert SUMMARY in (tmp_path / "PROJECT_README.md").read_text()
+
+
+def test_hops() -> None:
+    found = {
+        "hops_ms": dict.fromkeys(HOPS, 1.0) | {"steps": 88.0, "encode": 2.0},
+        "total_ms": 100.0,
+        "total_png_ms": 102.0,
+        "remainder_ms": 3.0,
+    }
+    table = hops_table(found)
+    assert "| steps: forwards and scheduler | 88.00 | 88.0 % |" in table
+    assert "| encode: png | 2.00 |  |" in table
+    assert "| **total, as the client sees it, pixels** | 100.00 | 100 % |" in table
+
+
+def test_plots_are_named_for_the_data_there_is(results: dict[str, Any]) -> None:
+    assert plots_of(results) == {}
+    names = list(plots_of(results | {"raw": {"curves": {}, "poisson": []}}))
+    assert names == ["bench-throughput.png", "bench-latency.png", "bench-first-step.png", "bench-timeline.png"]
+
+
+@pytest.mark.parametrize(("path", "write"), [(README, markdown), (PROJECT_README, summary)])
+def test_our_readmes_hold_the_last_results(path: Path, write: Callable[[dict[str, Any]], str]) -> None:
+    latest = json.loads(LATEST.read_text())
+    text = path.read_text()
     assert (text.count(BEGIN), text.count(END)) == (1, 1)
-    assert text.index(BEGIN) < text.index(END)
+    assert text.partition(BEGIN)[2].partition(END)[0].strip() == write(latest)
+    for name in plots_of(latest):
+        assert (IMAGES / name).is_file()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import sys
@@ -46,19 +45,3 @@ def test_the_curl_line_makes_a_picture(server: TritonServer, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     picture = Image.open(io.BytesIO((tmp_path / "apple.png").read_bytes()))
     assert (picture.format, picture.size) == ("PNG", (64, 64))
-
-
-def test_the_benchmark_figures_are_those_of_the_results_file() -> None:
-    results = json.loads((ROOT / "benchmarks" / "results" / "latest.json").read_text())
-    figures = {figure["key"]: figure["value"] for figure in results["figures"]}
-    for key, text in (
-        ("single.ratio", "{:.2f} ×"),
-        ("load.8.speedup", "{:.2f} × as fast"),
-        ("load.16.speedup", "{:.2f} × as fast"),
-        ("load.8.of_limit", "{:.0f} %"),
-        ("load.16.of_limit", "{:.0f} %"),
-        ("idle.percent", "{:.2f} % of a core"),
-        ("engine.flat", "{:.2f} ×"),
-        ("fairness.huge.ratio", "{:.2f} ×"),
-    ):
-        assert f"| {text.format(figures[key])} |" in TEXT, key
