@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+from collections.abc import Mapping
 
 
 def generate(url: str, text: str, delay_s: float = 0.0, model: str = "echo") -> str:
@@ -15,23 +16,23 @@ def generate(url: str, text: str, delay_s: float = 0.0, model: str = "echo") -> 
         return json.load(response)["text"]
 
 
-def post(url: str, path: str) -> None:
-    """Send an empty POST, such as those of the repository API."""
-    with urllib.request.urlopen(urllib.request.Request(url + path, b"{}"), timeout=60) as response:
+def post(url: str, path: str, headers: Mapping[str, str]) -> None:
+    """Send an empty POST, such as those of the repository API, which need the key among the headers."""
+    with urllib.request.urlopen(urllib.request.Request(url + path, b"{}", dict(headers)), timeout=60) as response:
         response.read()
 
 
 class Pending:
     """A request that is under way in a thread."""
 
-    def __init__(self, url: str, delay_s: float) -> None:
+    def __init__(self, url: str, delay_s: float, model: str = "echo") -> None:
         self.answer: str | Exception | None = None
-        self._thread = threading.Thread(target=self._run, args=(url, delay_s), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(url, delay_s, model), daemon=True)
         self._thread.start()
 
-    def _run(self, url: str, delay_s: float) -> None:
+    def _run(self, url: str, delay_s: float, model: str) -> None:
         try:
-            self.answer = generate(url, "late", delay_s)
+            self.answer = generate(url, "late", delay_s, model)
         except Exception as error:
             self.answer = error
 

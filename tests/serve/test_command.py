@@ -18,9 +18,10 @@ def _command(*extra: str, **changes) -> list[str]:
 
 def test_every_endpoint_binds_the_host():
     command = _command()
-    for name, port in (("http", 1), ("grpc", 2), ("metrics", 3)):
+    for name, port in (("http", 1), ("grpc", 2)):
         assert f"--{name}-address=10.0.0.1" in command
         assert f"--{name}-port={port}" in command
+    assert {"--metrics-address=127.0.0.1", "--metrics-port=3"} <= set(command), "metrics have an address of their own"
 
 
 def test_extra_arguments_win_over_defaults():
@@ -41,6 +42,14 @@ def test_arguments_of_the_launcher_cannot_be_given_again(argument):
 def test_shared_memory_prefix_cannot_be_given_again():
     with pytest.raises(ArgumentError, match="shared memory"):
         _command("--backend-config=python,shm-region-prefix-name=mine")
+
+
+def test_processes_of_models_have_time_to_come_up_unless_told_otherwise():
+    def given(*arguments):
+        return [argument for argument in _command(*arguments) if "stub-timeout-seconds" in argument]
+
+    assert given() == ["--backend-config=python,stub-timeout-seconds=180"]
+    assert given("--backend-config=python,stub-timeout-seconds=5") == ["--backend-config=python,stub-timeout-seconds=5"]
 
 
 @pytest.mark.parametrize(("timeout", "flag"), [(0.2, "1"), (30.0, "30"), (2.6, "3")])

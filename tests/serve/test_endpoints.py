@@ -20,7 +20,7 @@ nv_cpu_utilization 0.5
 
 def test_work_adds_up_all_models_and_both_queues():
     work = parse_work(METRICS)
-    assert work == Work(running=3, waiting=9, complete=True)
+    assert work == Work(running=3, waiting=9, models=frozenset("ab"))
     assert str(work) == "3 running, 9 waiting"
     assert not work.is_idle
 
@@ -31,9 +31,17 @@ def test_work_adds_up_all_models_and_both_queues():
         ('diffusion_requests_running{model="a"} 0\n', True),
         ('diffusion_requests_running{model="a"} 0\ndiffusion_requests_waiting{model="a"} 1\n', False),
         ('diffusion_requests_running{model="a"} 0\nnv_inference_pending_request_count{model="a"} 1\n', False),
-        ('nv_inference_pending_request_count{model="a"} 0\n', False),
-        ("", False),
+        ('nv_inference_pending_request_count{model="a"} 0\n', True),
+        ("", True),
     ],
 )
-def test_idle_only_if_that_is_known(metrics, idle):
+def test_idle_as_far_as_is_known(metrics, idle):
     assert parse_work(metrics).is_idle is idle
+
+
+def test_of_which_models_it_is_known():
+    """Triton tells of any model which requests wait, but not which run."""
+    twin = 'diffusion_unary_twin{model="a_unary",stream_model="a"} 1\n'
+    foreign = 'nv_inference_pending_request_count{model="foreign",version="1"} 0\n'
+    assert parse_work(METRICS + twin + foreign).models == {"a", "b", "a_unary"}
+    assert parse_work(foreign).models == frozenset()

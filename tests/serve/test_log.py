@@ -51,15 +51,25 @@ def test_progress_of_loading():
         "successfully loaded 'emoji'",
         "failed to load 'bad'",
         "successfully loaded 'never begun'",
+        "successfully unloaded 'emoji' version 1",
     ):
         progress.feed(parse_line(f'I1130 15:05:25.315829 3474 model_lifecycle.cc:472] "{text}"'))
         seen.append(list(progress.loading))
-    assert seen == [["emoji"], ["emoji", "bad"], ["emoji", "bad"], ["bad"], [], []]
+    assert seen == [["emoji"], ["emoji", "bad"], ["emoji", "bad"], ["bad"], [], [], []]
+    assert progress.loaded == {"never begun"}
     assert not progress.unloaded
     progress.feed(parse_line('I1130 15:05:25.3 3474 server.cc:345] "Timeout 8: Found 10 live models and 0 in-flight"'))
     assert not progress.unloaded
     progress.feed(parse_line('I1130 15:05:25.3 3474 server.cc:345] "Timeout 8: Found 0 live models and 0 in-flight"'))
     assert progress.unloaded
+
+
+def test_a_model_whose_configuration_was_refused():
+    progress = LoadProgress()
+    line = "E1130 15:05:25.3 3474 model_repository_manager.cc:1460] \"Poll failed for model directory 'a': it's wrong\""
+    progress.feed(parse_line(line))
+    assert progress.refused == {"a": "it's wrong"}
+    assert progress.loading == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import functools
 import http.client
 import os
 import signal
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -14,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
 
-from diffusion_backend.serve import LoadError, PortError, ServeError, ServerExitError, TritonServer, drain
+from diffusion_backend.serve import LoadError, PortError, ServeError, ServerExitError, TritonServer, drain, endpoints
 from tests.serve.client import Pending, generate, post
 from tests.serve.conftest import is_gone, wait_until
 
@@ -91,14 +93,28 @@ def test_load_error_leaves_the_server_running(repository):
         assert server.is_running
 
 
+def test_a_model_whose_configuration_is_refused_counts_as_failed(repository):
+    """Triton lists it without a state; the reason is in its log only."""
+    repository.add_echo()
+    repository.add("negative", "", config="max_batch_size: -3\n")
+    repository.add("unreadable", "", config="max_batch_size: many\n")
+    with TritonServer(repository.path) as server:
+        with pytest.raises(LoadError, match="Not every model could be loaded") as caught:
+            server.wait_ready(strict=True)
+        assert "negative: 'max_batch_size' must be non-negative value for negative\n" in str(caught.value)
+        assert "unreadable: failed to read text proto from" in str(caught.value)
+        states = {model.name: model.state for model in server.wait_ready()}
+        assert states == {"echo": "READY", "negative": "UNAVAILABLE", "unreadable": "UNAVAILABLE"}
+
+
 def test_unloading_a_model_is_no_death_but_killing_its_stub_is(repository):
     repository.add_echo()
     with TritonServer(repository.path, extra_args=["--model-control-mode=explicit", "--load-model", "echo"]) as server:
         server.wait_ready()
         (before,) = server.stub_pids()
-        post(server.url_http, "/v2/repository/models/echo/unload")
+        post(server.url_http, "/v2/repository/models/echo/unload", server.access.http_headers)
         wait_until(lambda: is_gone(before), "the stub of the unloaded model gone")
-        post(server.url_http, "/v2/repository/models/echo/load")
+        post(server.url_http, "/v2/repository/models/echo/load", server.access.http_headers)
         assert generate(server.url_http, "hello") == "hello"
         (after,) = server.stub_pids()
         # The new stub is found by looking now and then; give the watch the time to.
@@ -170,6 +186,53 @@ def test_drain_ends_a_server_that_leaked_a_refused_request(repository, monkeypat
     assert answers[1][0].as_numpy("text")[0] == b"late"
 
 
+def test_drain_leaves_a_model_alone_that_does_not_tell_what_it_works_on(repository, monkeypatch):
+    """A model of somebody else, beside an idle one of ours, works for longer than an idle server is given to stop."""
+    monkeypatch.setattr(drain, "IDLE_S", 1.0)
+    repository.add_echo("foreign")
+    repository.add_echo("ours", gauge=True)
+    with TritonServer(repository.path, exit_timeout=60) as server:
+        server.wait_ready()
+        request = Pending(server.url_http, delay_s=5.0, model="foreign")
+        wait_until(lambda: drain._count_clients(server) == 1, "the request is there")
+        waits: list[str] = []
+        assert server.drain(waits.append) is True
+        assert request.wait() == "late"
+        assert "clients that are connected, perhaps for foreign: 1" in waits
+
+
+def test_a_server_that_stops_takes_nothing_new_and_is_not_ready(repository):
+    """The running one ends with its result meanwhile."""
+    repository.add_echo(gauge=True)
+    with TritonServer(repository.path) as server:
+        server.wait_ready()
+        answers = []
+        with grpcclient.InferenceServerClient(server.url_grpc) as client:
+            client.start_stream(lambda result, error: answers.append((result, error)))
+            client.async_stream_infer("echo", _inputs("late", 4.0))
+            wait_until(functools.partial(_is_running, server), "the request runs")
+            assert client.is_server_ready()
+            drained = []
+            thread = threading.Thread(target=lambda: drained.append(server.drain()))
+            thread.start()
+            wait_until(lambda: not endpoints.is_model_ready("127.0.0.1", server.addresses.http_port, "echo"), "HTTP")
+            wait_until(lambda: not _is_ready(client), "not ready over gRPC")
+            assert isinstance(Pending(server.url_http, 0.0).wait(), Exception), "taken over HTTP"
+            client.async_stream_infer("echo", _inputs("new", 0.0))
+            wait_until(lambda: len(answers) == 2, "both answered")
+        thread.join(60)
+    assert drained == [True]
+    assert "has no available versions" in str(answers[0][1]), "taken over gRPC"
+    assert answers[1][0].as_numpy("text")[0] == b"late"
+
+
+def _is_ready(client: grpcclient.InferenceServerClient) -> bool:
+    try:
+        return bool(client.is_model_ready("echo"))
+    except InferenceServerException:
+        return False
+
+
 def test_drain_cuts_off_what_outlasts_the_exit_timeout(repository, monkeypatch):
     monkeypatch.setattr(drain, "OVERTIME_S", 0.5)
     repository.add_echo()
@@ -179,7 +242,7 @@ def test_drain_cuts_off_what_outlasts_the_exit_timeout(repository, monkeypatch):
         wait_until(lambda: drain._count_clients(server) == 1, "the request is there")
         waits: list[str] = []
         assert server.drain(waits.append) is False
-        assert waits[0] == "clients that are connected: 1"
+        assert waits[0] == "clients that are connected, perhaps for echo: 1"
         assert isinstance(request.wait(), Exception)
 
 

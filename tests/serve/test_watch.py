@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from diffusion_backend.engine import EXIT_HUNG
 from diffusion_backend.serve.watch import Stub, StubDeath, find_stubs
 
 
@@ -15,6 +16,7 @@ from diffusion_backend.serve.watch import Stub, StubDeath, find_stubs
         (signal.SIGKILL, "was ended by SIGKILL, most often by the kernel because memory ran out"),
         (signal.SIGSEGV, "was ended by SIGSEGV"),
         (3 << 8, "ended with exit code 3"),
+        (EXIT_HUNG << 8, "ended itself, as its work took longer than watchdog_timeout_s"),
         (0, "ended with exit code 0"),
         (None, "died"),
     ],

@@ -7,8 +7,10 @@ from .engine import DiffusionEngine, EngineConfig
 from .executor import Executor, Report, Work, WorkKind
 from .handle import RequestHandle
 from .scheduler import Group, Scheduler
+from .watchdog import EXIT_HUNG, Watchdog, WatchedExecutor
 
 __all__ = [
+    "EXIT_HUNG",
     "DiffusionEngine",
     "EngineConfig",
     "Executor",
@@ -16,6 +18,8 @@ __all__ = [
     "Report",
     "RequestHandle",
     "Scheduler",
+    "Watchdog",
+    "WatchedExecutor",
     "Work",
     "WorkKind",
 ]

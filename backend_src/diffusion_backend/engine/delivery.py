@@ -42,6 +42,12 @@ class Delivery:
         """Run `job` in the pool, once all that were put before it are done."""
         self._jobs.put(lambda: self._submit(job))
 
+    def flush(self, timeout: float) -> bool:
+        """Sleep until what was put before is done, the slow jobs excepted; return whether it was within `timeout`."""
+        done = threading.Event()
+        self.put(done.set)
+        return done.wait(timeout)
+
     def stop(self) -> None:
         """Run what was put, then end the threads."""
         self._jobs.put(None)

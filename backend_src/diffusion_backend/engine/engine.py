@@ -26,7 +26,7 @@ from ..telemetry import MemorySink, Telemetry
 from ..timing import RequestRecord, now
 from .delivery import Delivery
 from .executor import Capabilities, Executor, Report, WorkKind
-from .handle import Finalize, OnEvent, RequestHandle
+from .handle import Finalize, OnEvent, OnWork, RequestHandle
 from .scheduler import Group, Scheduler, State
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ class DiffusionEngine:
         self._controls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._stopped_reason: str | None = "the engine has not been started"
         self._exit = False
+        self._is_broken = False
         self._delivery = Delivery(self.config.num_finishers)
         self._thread = threading.Thread(target=self._run, name="diffusion-engine", daemon=True)
         self._deadline_thread = threading.Thread(target=self._keep_deadlines, name="diffusion-deadlines", daemon=True)
@@ -121,7 +122,12 @@ class DiffusionEngine:
         self._thread.start()
 
     def submit(
-        self, request: DiffusionRequest, *, on_event: OnEvent | None = None, finalize: Finalize | None = None
+        self,
+        request: DiffusionRequest,
+        *,
+        on_event: OnEvent | None = None,
+        finalize: Finalize | None = None,
+        on_work: OnWork | None = None,
     ) -> RequestHandle:
         """Put a request into the queue and return at once; any thread may call it.
 
@@ -131,6 +137,8 @@ class DiffusionEngine:
                 (never the one that runs the device); with None the events are kept for `RequestHandle.events`.
             finalize: turns the output into what the caller needs (encodes it, say), on a thread of its own; what it
                 returns is the result's `payload`, and its time is part of the request's `postprocess` phase.
+            on_work: called by the engine thread after each unit of work of the request, with the group that was
+                executed and what came of it for this request; it must return at once, and not raise.
 
         Raises:
             InvalidArgumentError: a live request has the same id.
@@ -139,7 +147,7 @@ class DiffusionEngine:
         """
         request_id = request.request_id
         submitted = now()
-        handle = RequestHandle(self, request, RequestRecord(submitted), on_event, finalize)
+        handle = RequestHandle(self, request, RequestRecord(submitted), on_event, finalize, on_work)
         try:
             with self._lock:
                 if self._stopped_reason is not None:
@@ -156,14 +164,14 @@ class DiffusionEngine:
                 self._work.notify()
                 if deadline is not None:
                     self._deadlines.notify()
-        except DiffusionError:
-            self.reject()
+        except DiffusionError as error:
+            self.reject(error)
             raise
         return handle
 
-    def reject(self) -> None:
-        """Count a request that the caller refused itself, before submitting it."""
-        self._delivery.put(self._telemetry.rejected)
+    def reject(self, error: DiffusionError) -> None:
+        """Count a request that the caller refused itself with `error`, before submitting it."""
+        self._delivery.put(lambda: self._telemetry.rejected(error.reason))
 
     def add_req_and_wait_for_response(self, request: DiffusionRequest) -> DiffusionResult:
         """Submit a request and sleep until it has ended; raises what it ended with."""
@@ -226,18 +234,26 @@ class DiffusionEngine:
                 **ended,
             }
 
+    def turn_away(self, *, running: bool = True) -> None:
+        """Take nothing new, give up the waiting requests at once and (with `running`) the others at their next step.
+
+        Any thread may call it; `shutdown` is still to come.
+        """
+        with self._lock:
+            self._stopped_reason = self._stopped_reason or "the server is stopping"
+            live = [i for i in self._scheduler.live() if running or self._is_waiting(i)]
+            told = [self._give_up(i, self._stopping(i)) for i in live]
+            self._slots.notify_all()
+        for ended in told:
+            if ended is not None:
+                ended[0].deliver(ended[1])
+
     def shutdown(self, *, drain_s: float = 0.0) -> None:
         """Take nothing new, tell the waiting ones, let the running ones go on for `drain_s` seconds, then stop.
 
         Every request has its final event when this returns. Called by one thread, once.
         """
-        with self._lock:
-            self._stopped_reason = self._stopped_reason or "the server is stopping"
-            told = [self._give_up(i, self._stopping(i)) for i in self._scheduler.live() if self._is_waiting(i)]
-            self._slots.notify_all()
-        for ended in told:
-            if ended is not None:
-                ended[0].deliver(ended[1])
+        self.turn_away(running=False)
         with self._lock:
             if self._thread.is_alive():
                 self._idle.wait_for(lambda: self._scheduler.num_running == 0, drain_s)
@@ -252,6 +268,35 @@ class DiffusionEngine:
                 thread.join()
         if self._thread.ident is not None:  # the engine was started, and so was the delivery
             self._delivery.stop()
+
+    def break_down(self, reason: str, error: Callable[[str], DiffusionError], *, wait_s: float = 0.0) -> None:
+        """Take nothing any more and answer everybody at once, though the engine thread may never come back.
+
+        For a watchdog; any thread may call it. Requests whose pipeline has returned still end with their results.
+
+        Args:
+            reason: what those are told who come later.
+            error: makes what the request of an id ends with.
+            wait_s: seconds to wait, at most, until the answers have been handed over.
+        """
+        with self._lock:
+            self._stopped_reason = reason
+            self._exit = self._is_broken = True
+            controls, self._controls = self._controls, deque()
+            for _, future in controls:
+                future.set_exception(error(""))
+            for request_id in self._scheduler.live():
+                handle = self._handles[request_id]
+                if self._is_waiting(request_id) or self._scheduler.holds_slot(request_id):
+                    self._tell(handle, self._end(handle, error(request_id)))
+            self._doomed.clear()
+            self._slots.notify_all()
+            self._idle.notify_all()
+            self._deadlines.notify_all()
+            if wait_s:
+                self._idle.wait_for(lambda: self._scheduler.num_running == 0, wait_s)
+        if wait_s:
+            self._delivery.flush(wait_s)
 
     def _dummy_run(self, height: int | None = None, width: int | None = None) -> None:
         """Warm the pipeline up for one size (pixels; None for its own), between two steps."""
@@ -323,6 +368,8 @@ class DiffusionEngine:
         except Exception as error:
             log.exception("the executor failed")
             reports = [self._lose_in_executor(i, error) for i in group.request_ids]
+        if self._is_broken:
+            return  # a watchdog has given up on this unit of work, and told everybody
         seconds = now() - begin
         steps = sum(event.kind is EventKind.STEP for report in reports for event in report.events)
         if group.kind is not WorkKind.FORWARD:
@@ -333,8 +380,15 @@ class DiffusionEngine:
             if group.solo_reason is not None:
                 reason = group.solo_reason
                 self._delivery.put(lambda: self._telemetry.solo(reason))
+        for use in [report.prompt_cache for report in reports if report.prompt_cache is not None]:
+            self._delivery.put(partial(self._telemetry.prompt_cache, use.hits, use.misses, use.bytes_added))
         with self._lock:
             self._scheduler.charge(group, seconds)
+        for report in reports:
+            # Without the lock: only this thread ends a request that it has just executed.
+            on_work = self._handles[report.request_id].on_work
+            if on_work is not None:
+                on_work(group, report)
         self._update(reports)
 
     def _abort_in_executor(self, request_id: str, error: DiffusionError) -> Report:
@@ -424,8 +478,11 @@ class DiffusionEngine:
         self._forget(request_id, State.CANCELLED if cancelled else State.FAILED)
         record = handle.record
         record.finished = now()
+        if record.step < record.num_steps:
+            record.last_step = None  # it ended in the middle of its steps: there was no time after them
+        reason = None if cancelled else error.reason
         self._delivery.put(
-            lambda: self._telemetry.ended("cancelled" if cancelled else "failed", record, ran=ran),
+            lambda: self._telemetry.ended("cancelled" if cancelled else "failed", record, ran=ran, reason=reason),
         )
         kind = EventKind.CANCELLED if cancelled else EventKind.FAILED
         return _final_event(kind, handle, error=error)
@@ -450,18 +507,7 @@ class DiffusionEngine:
 
     def _die(self, cause: BaseException) -> None:
         """Answer everybody after the engine thread broke; nothing is taken any more."""
-        with self._lock:
-            self._stopped_reason = "the engine has failed"
-            self._exit = True
-            for _, future in self._controls:
-                future.set_exception(ExecutorError(cause))
-            for request_id in self._scheduler.live():
-                handle = self._handles[request_id]
-                if self._is_waiting(request_id) or self._scheduler.holds_slot(request_id):
-                    self._tell(handle, self._end(handle, ExecutorError(cause, request_id=request_id)))
-            self._slots.notify_all()
-            self._idle.notify_all()
-            self._deadlines.notify_all()
+        self.break_down("the engine has failed", lambda request_id: ExecutorError(cause, request_id=request_id))
 
     # -- the deadline thread ------------------------------------------------------------------------------------
 
@@ -502,7 +548,14 @@ def _final_event(
     record = handle.record
     assert record.finished is not None
     return Event(
-        kind, handle.request.request_id, record.finished, record.step, record.num_steps, result=result, error=error
+        kind,
+        handle.request.request_id,
+        record.finished,
+        record.step,
+        record.num_steps,
+        result=result,
+        error=error,
+        record=record,
     )
 
 

@@ -37,12 +37,28 @@ class Work:
         key: requests whose FORWARD works have equal keys may share one forward.
         rows: rows that it adds to the forward.
         solo_reason: why it can share with nobody, or None.
+        max_rows: the most rows of a forward that it shares, where memory sets a lower limit than the engine; or None.
     """
 
     kind: WorkKind
     key: Hashable
     rows: int = 1
     solo_reason: str | None = None
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCacheUse:
+    """What happened to the cache of prompt embeddings since the last report.
+
+    Attributes:
+        hits, misses: prompts whose embeddings were there; and those that were encoded.
+        bytes_added: bytes that its entries have become more; negative if they have become less.
+    """
+
+    hits: int
+    misses: int
+    bytes_added: int
 
 
 @dataclass(slots=True)
@@ -52,6 +68,7 @@ class Report:
     Attributes:
         events: STEP and PREVIEW events since the last report, in order.
         params: with the report of START, the parameters that are really used, by their `diffusers` names.
+        prompt_cache: what happened to the cache meanwhile, in the first report of an `execute`; None for nothing.
     """
 
     request_id: str
@@ -60,6 +77,7 @@ class Report:
     error: DiffusionError | None = None
     events: list[Event] = field(default_factory=list)
     params: dict[str, object] = field(default_factory=dict)
+    prompt_cache: PromptCacheUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DiffusionError
 from ..request import DiffusionOutput, DiffusionRequest, DiffusionResult, Event
 from ..timing import RequestRecord
+from .executor import Report
+from .scheduler import Group
 
 if TYPE_CHECKING:
     from .engine import DiffusionEngine
@@ -18,6 +20,7 @@ log = logging.getLogger(__name__)
 
 OnEvent = Callable[[Event], None]
 Finalize = Callable[[DiffusionOutput], Any]
+OnWork = Callable[[Group, Report], None]
 
 
 class RequestHandle:
@@ -35,10 +38,12 @@ class RequestHandle:
         record: RequestRecord,
         on_event: OnEvent | None,
         finalize: Finalize | None,
+        on_work: OnWork | None = None,
     ) -> None:
         self.request = request
         self.record = record
         self.finalize = finalize
+        self.on_work = on_work
         self._engine = engine
         self._on_event = on_event
         self._changed = threading.Condition()

@@ -3,11 +3,12 @@
 Waiting requests are admitted by priority, then in order of arrival. Among the running ones the next group is led by
 the request with the least device time, so that one huge request never starves many small ones and still ends:
 
-- `device_time` of a request grows by its share (1/n) of the time of each forward that it is in;
+- `device_time` of a request grows by its share (1/n) of the time of each forward that it is in, and by its decodes;
 - a newcomer starts at the device time of the last leader, so that it is served soon, and yet a stream of newcomers
   cannot starve the old ones (the virtual time of start-time fair queueing: Goyal, Vin and Cheng, 1996);
-- works done once a request (START, DECODE) cost no device time and win ties, so they run at their request's next turn,
-  at most one of them for each leader, and slots and batches fill and empty without delay.
+- START costs no device time, and START and DECODE win ties, so that slots and batches fill and empty without delay;
+- between two forwards at most one DECODE runs: however many requests end at once, and in however many pieces a video is
+  decoded, the steps of the others go on.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Entry:
     Attributes:
         arrival: the how-manieth request it is.
         work: what it needs next; None while it waits, and after it has been released.
-        device_time: seconds of forwards charged to it.
+        device_time: seconds of forwards and decodes charged to it.
     """
 
     request_id: str
@@ -79,6 +80,7 @@ class Scheduler:
         self._heap: list[tuple[int, int, str]] = []  # of the waiting; ended ones are skipped when they surface
         self._deadlines: list[tuple[float, str]] = []  # likewise, of all live ones
         self._virtual_time = 0.0  # never falls
+        self._has_decoded = False  # since the last forward
 
     # -- counts -------------------------------------------------------------------------------------------------
 
@@ -149,6 +151,8 @@ class Scheduler:
         ready = sorted((e for e in self._slots.values() if e.work is not None), key=self.turn)
         if not ready:
             return None
+        if self._has_decoded and any(_is_step(entry.work) for entry in ready):
+            ready = [entry for entry in ready if entry.work is None or entry.work.kind is not WorkKind.DECODE]
         leader = ready[0]
         self._virtual_time = max(self._virtual_time, leader.device_time)
         work = leader.work
@@ -156,10 +160,11 @@ class Scheduler:
         if work.kind is not WorkKind.FORWARD or work.solo_reason is not None:
             return Group(work.kind, (leader.request_id,), work.rows, work.solo_reason)
         members, rows = [leader.request_id], work.rows
+        max_rows = self.max_batch_rows if work.max_rows is None else min(work.max_rows, self.max_batch_rows)
         for entry in ready[1:]:
             other = entry.work
             assert other is not None
-            if other.kind is WorkKind.FORWARD and other.key == work.key and rows + other.rows <= self.max_batch_rows:
+            if other.kind is WorkKind.FORWARD and other.key == work.key and rows + other.rows <= max_rows:
                 members.append(entry.request_id)
                 rows += other.rows
         return Group(WorkKind.FORWARD, tuple(members), rows)
@@ -171,10 +176,12 @@ class Scheduler:
         return (entry.device_time, not once, entry.arrival)
 
     def charge(self, group: Group, seconds: float) -> None:
-        """Add each member's share of a forward's (or a step's) time to its device time."""
-        if group.kind in (WorkKind.FORWARD, WorkKind.STEP):
-            for request_id in group.request_ids:
-                self._running[request_id].device_time += seconds / len(group.request_ids)
+        """Add each member's share of the time of a forward, step or decode that has just run to its device time."""
+        if group.kind is WorkKind.START:
+            return
+        self._has_decoded = group.kind is WorkKind.DECODE
+        for request_id in group.request_ids:
+            self._running[request_id].device_time += seconds / len(group.request_ids)
 
     def set_work(self, request_id: str, work: Work) -> None:
         """Say what a running request needs next."""
@@ -182,12 +189,15 @@ class Scheduler:
 
     def release(self, request_id: str) -> None:
         """Free the slot of a running request that needs the device no more; it stays running until `end`."""
-        self._slots.pop(request_id).work = None
+        self._leave(request_id)
+        self._running[request_id].work = None
 
     def end(self, request_id: str, state: State) -> None:
         """Take a live request out for good."""
-        entry = self._waiting.pop(request_id, None) or self._running.pop(request_id)
-        self._slots.pop(entry.request_id, None)
+        if request_id in self._slots:
+            self._leave(request_id)
+        if self._waiting.pop(request_id, None) is None:
+            del self._running[request_id]
         self.num_ended[state] += 1
         if len(self._heap) > 64 and len(self._heap) > 2 * len(self._waiting):
             self._heap = [(e.priority, e.arrival, e.request_id) for e in self._waiting.values()]
@@ -196,6 +206,16 @@ class Scheduler:
             live = (*self._waiting.values(), *self._running.values())
             self._deadlines = [(e.deadline, e.request_id) for e in live if e.deadline is not None]
             heapq.heapify(self._deadlines)
+
+    def _leave(self, request_id: str) -> None:
+        """Free a slot. What its request had after it last led goes into the virtual time, in equal shares of the slots.
+
+        Otherwise requests that never lead twice (of one step, say) would each start where the one before them had
+        started, and a stream of them would starve the others.
+        """
+        ahead = self._slots[request_id].device_time - self._virtual_time
+        self._virtual_time += max(0.0, ahead) / len(self._slots)
+        del self._slots[request_id]
 
     # -- deadlines ----------------------------------------------------------------------------------------------
 
@@ -226,3 +246,7 @@ class Scheduler:
     def holds_slot(self, request_id: str) -> bool:
         """Whether a request is running and still needs the device."""
         return request_id in self._slots
+
+
+def _is_step(work: Work | None) -> bool:
+    return work is not None and work.kind in (WorkKind.FORWARD, WorkKind.STEP)

@@ -1,6 +1,8 @@
 """Serve a model repository until told to stop: what ``python -m diffusion_backend.serve`` does once it has its options.
 
     start ── wait until ready ── announce ── wait for a signal or the server's end ── drain
+      ▲                                                                         │
+      └──────────────── pause, if restarts are allowed ◀── the server died ─────┘
 
 The first SIGINT, SIGTERM or SIGHUP drains, the second ends the server at once.
 """
@@ -18,10 +20,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from diffusion_backend.serve.access import KEY_VARIABLE
 from diffusion_backend.serve.endpoints import ModelState
 from diffusion_backend.serve.errors import ServeError, ServerExitError
 from diffusion_backend.serve.hint import suggest_command
-from diffusion_backend.serve.log import LogLine, first_line
+from diffusion_backend.serve.log import LogLine, first_line, printable
+from diffusion_backend.serve.restarts import Restarts
 from diffusion_backend.serve.server import TritonServer
 
 EXIT_OK = 0
@@ -37,6 +41,7 @@ class App:
         ready_timeout: seconds until the models must be loaded.
         strict: whether every model must load.
         verbose: whether to show the server's whole log.
+        max_restarts: how often in an hour a server that had served, and died, is started again.
     """
 
     def __init__(
@@ -47,36 +52,69 @@ class App:
         ready_timeout: float,
         strict: bool,
         verbose: bool,
+        max_restarts: int = 0,
     ) -> None:
+        self._make_server = make_server
+        self._restarts = Restarts(max_restarts)
+        self._has_served = False
         self._console = console
         self._ready_timeout = ready_timeout
         self._strict = strict
         self._verbose = verbose
-        self._loading = True
         self._signals: list[int] = []
+        self._renew_server()
+
+    def _renew_server(self) -> None:
+        """Make a server, and a queue for what happens to it and for signals."""
+        self._loading = True
         # A SimpleQueue may be filled by a signal handler while the same thread waits on it.
         self._events: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._server = make_server(self._show_line, lambda: self._events.put(None))
+        put = self._events.put
+        self._server = self._make_server(self._show_line, lambda: put(None))
 
     def run(self) -> int:
         """Serve; return the exit code. To be called by the main thread, which gets the signals."""
         with self._handling_signals():
-            try:
-                with self._server as server:
-                    models = self._wait_ready(server)
-                    if models is None:  # told to stop before there was a request to wait for
-                        self._console.print("stopping")
+            while True:
+                try:
+                    with self._server as server:
+                        return self._serve(server)
+                except ServeError as error:
+                    if self._signals:
                         return EXIT_OK
-                    self._announce(server, models)
-                    self._events.get()
-                    if server.is_running:
-                        return self._stop(server)
-                    raise ServerExitError(server.describe_exit())
-            except ServeError as error:
-                if self._signals:
+                    self._console.print(f"[bold red]error[/] {escape(str(error))}")
+                pause = self._restarts.next_pause() if self._has_served else None
+                if pause is None:
+                    return EXIT_FAILED
+                self._console.print(f"starting the server again in {pause:.0f} s")
+                if not self._sleep(pause):
                     return EXIT_OK
-                self._console.print(f"[bold red]error[/] {escape(str(error))}")
-                return EXIT_FAILED
+                self._renew_server()
+
+    def _serve(self, server: TritonServer) -> int:
+        """Serve with one server until told to stop; return the exit code.
+
+        Raises:
+            ServeError: it could not be started, or it died.
+        """
+        models = self._wait_ready(server)
+        if models is None:  # told to stop before there was a request to wait for
+            self._console.print("stopping")
+            return EXIT_OK
+        self._has_served = True
+        self._announce(server, models)
+        self._events.get()
+        if server.is_running:
+            return self._stop(server)
+        raise ServerExitError(server.describe_exit())
+
+    def _sleep(self, seconds: float) -> bool:
+        """Sleep; return whether nobody has told us to stop."""
+        end = time.monotonic() + seconds
+        while not self._signals and (left := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=left)
+        return not self._signals
 
     def _wait_ready(self, server: TritonServer) -> list[ModelState] | None:
         """Wait for the models; return ``None`` if told to stop meanwhile."""
@@ -137,6 +175,7 @@ class App:
             f"  HTTP     {server.url_http}",
             f"  gRPC     {server.url_grpc}",
             f"  metrics  {server.url_metrics}",
+            *_guard_lines(server),
             "try",
             f"  {escape(suggest_command(server.url_http, ready))}",
             "",
@@ -167,12 +206,12 @@ class App:
     def _show_line(self, line: LogLine) -> None:
         """Show one line of the server's log; called by the thread that reads it."""
         if self._verbose:
-            self._console.print(line.raw, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(printable(line.raw), markup=False, highlight=False, soft_wrap=True)
         elif line.is_readable and not (self._loading and line.is_load_failure):  # told when all is loaded
             text = line.raw
             if line.level:
                 text = f"{_LEVELS[line.level]}{line.source}: {line.text}"
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True, style="dim")
+            self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True, style="dim")
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
@@ -192,6 +231,23 @@ class App:
         if len(self._signals) > 1:
             self._server.kill()
         self._events.put(None)
+
+
+def _guard_lines(server: TritonServer) -> list[str]:
+    """Say which endpoints are closed, and warn where other machines reach the rest."""
+    lines = []
+    if server.access.apis:
+        lines.append(f"  closed   {', '.join(server.access.apis)}: need the key in {KEY_VARIABLE} (docs/security.md)")
+    else:
+        lines.append("  [yellow]warning[/]: RESTRICTED_APIS is none: whoever reaches the server may administer it")
+    if server.addresses.is_public:
+        open_ones = "HTTP is" if server.has_tls else "HTTP and gRPC are"
+        lines.append(
+            f"  [yellow]warning[/]: {open_ones} open to every machine that reaches {escape(server.addresses.host)}, "
+            "without TLS and without a key. Put a proxy with TLS in front (docs/security.md), "
+            f"{'' if server.has_tls else 'give gRPC a certificate (GRPC_TLS_CERT), '}or set HOST=127.0.0.1"
+        )
+    return lines
 
 
 class _StopWaitingError(Exception):

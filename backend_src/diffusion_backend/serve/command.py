@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from diffusion_backend.serve.errors import ArgumentError, RepositoryError
+
+_STUB_TIMEOUT_S = 180
 
 _OWNED = {
     "model-repository": "MODEL_REPOSITORY",
@@ -14,7 +17,7 @@ _OWNED = {
     "backend-directory": "",
     "http-address": "HOST",
     "grpc-address": "HOST",
-    "metrics-address": "HOST",
+    "metrics-address": "METRICS_ADDRESS",
     "http-port": "HTTP_PORT",
     "grpc-port": "GRPC_PORT",
     "metrics-port": "METRICS_PORT",
@@ -25,28 +28,66 @@ _OWNED = {
     "log-format": "",
     "allow-http": "",
     "allow-metrics": "",
+    "http-restricted-api": "RESTRICTED_APIS and ADMIN_KEY",
+    "grpc-restricted-protocol": "RESTRICTED_APIS and ADMIN_KEY",
+    "grpc-use-ssl": "--grpc-tls-cert",
+    "grpc-use-ssl-mutual": "--grpc-tls-ca",
+    "grpc-server-cert": "--grpc-tls-cert",
+    "grpc-server-key": "--grpc-tls-key",
+    "grpc-root-cert": "--grpc-tls-ca",
 }
 """Flags that the launcher sets or relies on, and what sets them there ("" if nothing does)."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the server listens: one host, three ports (1 to 65535)."""
+    """Where the server listens: one host for requests, one for metrics, three ports (1 to 65535)."""
 
     host: str
     http_port: int
     grpc_port: int
     metrics_port: int
+    metrics_host: str = "127.0.0.1"
 
     @property
     def local_host(self) -> str:
         """The host under which this machine reaches the server."""
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return _local(self.host)
+
+    @property
+    def local_metrics_host(self) -> str:
+        """The host under which this machine reaches the metrics."""
+        return _local(self.metrics_host)
 
     def local(self, port: int) -> str:
-        """Return ``host:port`` as this machine reaches it."""
-        host = self.local_host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Return ``host:port`` of the HTTP or gRPC port as this machine reaches it."""
+        return _joined(self.local_host, port)
+
+    @property
+    def local_metrics(self) -> str:
+        """``host:port`` of the metrics as this machine reaches them."""
+        return _joined(self.local_metrics_host, self.metrics_port)
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines may reach the endpoints that take requests."""
+        return not is_loopback(self.host)
+
+
+def _local(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches what listens on a host; of a name other than localhost, no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def default_repository() -> Path:
@@ -62,6 +103,7 @@ def build_command(
     repository: str,
     addresses: Addresses,
     *,
+    guards: Sequence[str] = (),
     shm_prefix: str,
     exit_timeout: float,
     log_verbose: int,
@@ -74,6 +116,7 @@ def build_command(
         backend_dir: folder that holds the backend ``python``.
         repository: the model repository's path or address.
         addresses: where to listen.
+        guards: arguments that restrict who may call what (see ``access`` and ``tls``).
         shm_prefix: what the names of the server's shared memory regions begin with.
         exit_timeout: seconds for which the server, when stopping, waits for running requests; at least 1.
         log_verbose: level of the server's verbose log, 0 for none.
@@ -100,13 +143,25 @@ def build_command(
         f"--http-port={addresses.http_port}",
         f"--grpc-address={addresses.host}",
         f"--grpc-port={addresses.grpc_port}",
-        f"--metrics-address={addresses.host}",
+        f"--metrics-address={addresses.metrics_host}",
         f"--metrics-port={addresses.metrics_port}",
         f"--exit-timeout-secs={max(1, round(exit_timeout))}",
         f"--log-verbose={log_verbose}",
+        *_stub_timeout(extra_args),
+        *guards,
         *(f"--{name}={value}" for name, value in defaults.items() if name not in given),
         *extra_args,
     ]
+
+
+def _stub_timeout(extra_args: Sequence[str]) -> list[str]:
+    """Return how long a model's process may take to come up, unless an extra argument says it.
+
+    Triton's own limit is 30 s. On cores with much else to do the process takes longer, and the server then ends.
+    """
+    if any("stub-timeout-seconds" in argument for argument in extra_args):
+        return []
+    return [f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}"]
 
 
 def check_extra(extra_args: Sequence[str]) -> None:

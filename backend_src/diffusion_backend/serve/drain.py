@@ -2,7 +2,10 @@
 
 Two things keep a server of this release from exiting though it has nothing left to do: a connection or a stream that a
 client keeps open, and a request that it refused on a stream. So whether it has drained is judged from outside: its
-metrics say that no request runs or waits or, where its models have no such gauges, no client is connected any more.
+metrics say that no request runs or waits. Of models that are not of this package they tell only the latter: as long as
+such a model is loaded and a client is connected, a request of it may be running, and the server is left alone.
+
+    SIGTERM ── exit_timeout ──▶ the models tell those whose requests still run ── OVERTIME_S ──▶ SIGKILL
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ UNLOADED_S = 2.0
 """The same once it has said that all its models are unloaded."""
 
 OVERTIME_S = 5.0
-"""How long after its exit time-out a server that should have ended by itself is ended."""
+"""For how long after the exit time-out a server may tell its callers and unload its models, before it is ended."""
 
 SETTLED_S = 1.0
 """For how long a server must have been idle for its end to have cut off nothing: one that gives up on a request closes
@@ -42,32 +45,37 @@ def drain(server: TritonServer, on_wait: Callable[[str], None] | None = None) ->
         on_wait: called whenever that changes with what the server still waits for.
 
     Returns:
-        Whether every request was answered.
+        Whether every request was finished; those that were not have got an error, or at last a broken connection.
     """
     if not server.is_running:
         return True
     server.terminate()
     idle = _Span()
     unloaded = _Span()
-    told = ""
-    deadline = time.monotonic() + server.exit_timeout + OVERTIME_S
+    look = _Look(server)
+    said = ""
+    cut_off = False
+    time_out = time.monotonic() + server.exit_timeout
     while server.wait(_POLL_S) is None:
         unloaded.note(server.is_unloaded)
-        pending = _look(server)
+        pending = look()
         idle.note(None if pending is None else not pending)
-        if pending and pending != told and on_wait is not None:
+        if pending and pending != said and on_wait is not None:
             on_wait(pending)
-            told = pending
+            said = pending
+        if not cut_off and time.monotonic() > time_out and not unloaded.lasted and not idle.lasted:
+            cut_off = True
+            server.tell_stopping()
         if idle.lasted > IDLE_S or unloaded.lasted > UNLOADED_S:
             if on_wait is not None:
                 on_wait("nothing: all requests are answered, but the server does not exit, so it is ended")
             server.kill()
             server.wait()
-        elif time.monotonic() > deadline:
+        elif time.monotonic() > time_out + OVERTIME_S:
             server.kill()
             server.wait()
     server.close()
-    return server.returncode == 0 or server.is_unloaded or idle.lasted >= SETTLED_S
+    return not cut_off and (server.returncode == 0 or server.is_unloaded or idle.lasted >= SETTLED_S)
 
 
 class _Span:
@@ -86,19 +94,31 @@ class _Span:
         self.lasted = now - self._since if self._since is not None else 0.0
 
 
-def _look(server: TritonServer) -> str | None:
-    """Say what the server still works on: "" for nothing, ``None`` if that cannot be told now."""
-    if server.is_unloaded:
-        return ""  # a model is unloaded only after its last request
-    work = endpoints.read_work(server.addresses.local_host, server.addresses.metrics_port)
-    if work is None:
-        return None
-    if work.complete:
-        return "" if work.is_idle else f"requests: {work}"
-    clients = _count_clients(server)
-    if clients is None:
-        return None
-    return f"clients that are connected: {clients}" if clients else ""
+class _Look:
+    """Looks at what a server that stops still works on."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._server = server
+        self._telling: frozenset[str] = frozenset()  # models whose gauges were seen; they go before the model does
+
+    def __call__(self) -> str | None:
+        """Say what it works on: "" for nothing, ``None`` if that cannot be told now."""
+        server = self._server
+        if server.is_unloaded:
+            return ""  # a model is unloaded only after its last request
+        work = endpoints.read_work(server.addresses.local_metrics_host, server.addresses.metrics_port)
+        if work is None:
+            return None
+        self._telling |= work.models
+        if not work.is_idle:
+            return f"requests: {work}"
+        silent = sorted(server.loaded_models - self._telling)
+        if not silent:
+            return ""
+        clients = _count_clients(server)
+        if clients is None:
+            return None
+        return f"clients that are connected, perhaps for {', '.join(silent)}: {clients}" if clients else ""
 
 
 def _count_clients(server: TritonServer) -> int | None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _TIMEOUT_S = 5.0
-_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{[^}]*\})? (?P<value>\S+)$")
+_SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
+_MODEL = re.compile(r'\bmodel="(?P<model>[^"]*)"')
+
+_TELLING = ("diffusion_requests_running", "diffusion_unary_twin")
+"""The gauges by which models of this package are known; a twin's requests are those of its streaming model."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +46,18 @@ class Work:
     Attributes:
         running: requests that an engine works on.
         waiting: requests that wait, in the server's queue or in an engine's.
-        complete: whether the running ones are known; only models with the ``diffusion_requests_*`` gauges tell.
+        models: the models whose running requests are known: those of this package, by their own gauges. Of any other
+            model Triton tells only which requests wait.
     """
 
     running: int
     waiting: int
-    complete: bool
+    models: frozenset[str]
 
     @property
     def is_idle(self) -> bool:
-        """Whether the server surely has nothing to do."""
-        return self.complete and self.running == 0 and self.waiting == 0
+        """Whether nothing runs or waits, as far as is known."""
+        return self.running == 0 and self.waiting == 0
 
     def __str__(self) -> str:
         return f"{self.running} running, {self.waiting} waiting"
@@ -73,13 +79,17 @@ def is_model_ready(host: str, port: int, model: str) -> bool:
         return False
 
 
-def list_models(host: str, port: int) -> list[ModelState]:
+def list_models(host: str, port: int, headers: Mapping[str, str]) -> list[ModelState]:
     """Return what the server knows of each model in its repository, by name.
+
+    Args:
+        host, port: of the HTTP endpoint.
+        headers: with the key that this endpoint may ask for.
 
     Raises:
         OSError, http.client.HTTPException: if the server does not answer.
     """
-    status, body = _request("POST", host, port, "/v2/repository/index")
+    status, body = _request("POST", host, port, "/v2/repository/index", headers)
     if status != 200:
         raise http.client.HTTPException(f"the server's list of models was refused with {status}: {body[:200]}")
     entries: list[dict[str, Any]] = json.loads(body)
@@ -102,23 +112,26 @@ def read_work(host: str, port: int) -> Work | None:
 def parse_work(metrics: str) -> Work:
     """Add up the gauges of running and waiting requests in a page of metrics."""
     totals: dict[str, float] = {}
+    models = set()
     for line in metrics.splitlines():
         if match := _SAMPLE.match(line):
             totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
+            if match["name"] in _TELLING and (model := _MODEL.search(match["labels"] or "")):
+                models.add(model["model"])
     return Work(
         running=round(totals.get("diffusion_requests_running", 0)),
         waiting=round(
             totals.get("nv_inference_pending_request_count", 0) + totals.get("diffusion_requests_waiting", 0)
         ),
-        complete="diffusion_requests_running" in totals,
+        models=frozenset(models),
     )
 
 
-def _request(method: str, host: str, port: int, path: str) -> tuple[int, str]:
+def _request(method: str, host: str, port: int, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
     # One connection a call: the server waits for connections that are kept open when it stops.
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, path, headers={"Connection": "close"})
+        connection.request(method, path, headers={"Connection": "close", **(headers or {})})
         response = connection.getresponse()
         return response.status, response.read().decode(errors="replace")
     finally:

@@ -8,6 +8,9 @@ Run as a file by ``process.py``, isolated and without site packages so that it s
 
     python -I -S keeper.py STATUS_FD SHM_PREFIX REMOVE_DIR COMMAND...
 
+PLACEHOLDER in the command stands for the secret in the environment variable SECRET_VARIABLE, which the server does not
+inherit: command lines can be read by all users, an environment by its owner only.
+
 Reads one letter a command from standard input: ``t`` asks the server to stop (SIGTERM), ``k`` ends it (SIGKILL).
 Writes to STATUS_FD the lines ``pid N`` once the server runs and ``exit N`` after all is cleaned up, where N is the
 server's exit code, or minus the number of the signal that ended it.
@@ -24,6 +27,9 @@ import signal
 import sys
 import time
 
+PLACEHOLDER = "@SECRET@"
+SECRET_VARIABLE = "DIFFUSION_KEEPER_SECRET"
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _SWEEP_S = 5.0
@@ -32,6 +38,8 @@ _SWEEP_S = 5.0
 def main(argv: list[str]) -> int:
     """Run the command and see it and all its descendants out."""
     status_fd, prefix, folder, command = int(argv[0]), argv[1], argv[2], argv[3:]
+    secret = os.environ.pop(SECRET_VARIABLE, PLACEHOLDER)
+    command = [argument.replace(PLACEHOLDER, secret) for argument in command]
     os.set_inheritable(status_fd, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # The launcher decides when the server stops; a signal sent to the whole group must not end its keeper. Handlers,

@@ -1,8 +1,11 @@
-"""Lay out what the embedded tritonserver needs: its backend folder, libraries and environment.
+"""Lay out what a tritonserver needs: its backend folder, libraries and environment.
 
 The server comes with the ``nvidia-pytriton`` wheel. It looks for ``<backend directory>/python``, which must hold the
 Python backend and the stub of the running Python's minor version; the wheel keeps them in two places, so a temporary
 folder of links brings them together. The stub is linked against ``libpython3.x.so.1.0``, which is found here, too.
+
+Where ``TRITON_SERVER_DIR`` names an installed server instead, such as ``/opt/tritonserver`` in NVIDIA's images, that
+one runs with its own backends and its own libraries, and the wheel is not needed.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -23,6 +27,14 @@ from diffusion_backend.serve.errors import SetupError
 STUB_NAME = "triton_python_backend_stub"
 """File name of the process in which the server runs one instance of a Python model."""
 
+SERVER_DIR_VARIABLE = "TRITON_SERVER_DIR"
+"""Environment variable that names the folder of an installed server, which then takes the place of the wheel's."""
+
+STOP_VARIABLE = "DIFFUSION_STOP_FIFO"
+"""The environment variable that names `Layout.stop_fifo` to the models."""
+
+_STOP_NAME = "stop"
+
 MIN_GLIBC = (2, 35)
 """The server in the wheel is built against this version of the C library."""
 
@@ -32,8 +44,9 @@ class Layout:
     """Where the server and its parts lie.
 
     Attributes:
-        root: temporary folder that holds the links; whoever made the layout removes it after the server's end.
-        binary: the tritonserver executable of the wheel.
+        root: temporary folder that holds the links, empty for an installed server; whoever made the layout removes it
+            after the server's end.
+        binary: the tritonserver executable.
         backend_dir: folder for ``--backend-directory``.
         library_dirs: folders that the server's ``LD_LIBRARY_PATH`` must begin with.
         python_dir: folder that the server's ``PATH`` must begin with, so that the stub finds this Python.
@@ -45,6 +58,11 @@ class Layout:
     library_dirs: tuple[Path, ...]
     python_dir: Path
 
+    @property
+    def stop_fifo(self) -> Path:
+        """The named pipe on which the models wait to be told that the time of their running requests is up."""
+        return self.root / _STOP_NAME
+
     def environment(self, base: Mapping[str, str], *, grpc_endpoint: str) -> dict[str, str]:
         """Return ``base`` with what the server and its stubs need.
 
@@ -54,6 +72,7 @@ class Layout:
         """
         env = dict(base)
         env["DIFFUSION_GRPC_ENDPOINT"] = grpc_endpoint
+        env[STOP_VARIABLE] = str(self.stop_fifo)
         # Threads of PyTorch that wait for each other sleep: spinning, they starve whoever shares the processors.
         env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         env["PATH"] = _joined([self.python_dir], base.get("PATH", os.defpath))
@@ -65,24 +84,48 @@ class Layout:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def make_layout() -> Layout:
+def make_layout(server_dir: str = "") -> Layout:
     """Check this machine and lay out the server in a new temporary folder.
+
+    Args:
+        server_dir: folder of an installed server, as ``TRITON_SERVER_DIR`` names it; "" takes the wheel's.
 
     Raises:
         SetupError: if something is missing here; the message names the remedy.
     """
-    check_glibc(glibc_version())
-    check_numpy(importlib.metadata.version("numpy"))
-    package = find_wheel()
-    stub = find_stub(package, python_minor())
-    libpython = find_libpython()
     python_dir = Path(sys.executable).parent
     if not (python_dir / "python3").exists():
         raise SetupError(
             f"There is no 'python3' beside {sys.executable}, and the server finds this Python by that name. "
             "Make the virtual environment anew: make clean setup"
         )
-    root = Path(tempfile.mkdtemp(prefix="diffusion_backend_"))
+    return _installed_layout(Path(server_dir), python_dir) if server_dir else _wheel_layout(python_dir)
+
+
+def _installed_layout(server: Path, python_dir: Path) -> Layout:
+    """Lay out an installed server, which has its libraries and all its backends in place."""
+    binary = server / "bin" / "tritonserver"
+    stub = server / "backends" / "python" / STUB_NAME
+    for part in (binary, stub):
+        if not part.is_file():
+            raise SetupError(
+                f"{SERVER_DIR_VARIABLE} is {server}, but there is no {part}. Name the folder of a Triton server with "
+                "its Python backend (/opt/tritonserver in NVIDIA's images), or unset it for the one of nvidia-pytriton."
+            )
+    check_stub(stub)
+    return Layout(
+        root=_make_root(), binary=binary, backend_dir=server / "backends", library_dirs=(), python_dir=python_dir
+    )
+
+
+def _wheel_layout(python_dir: Path) -> Layout:
+    """Lay out the server of the wheel."""
+    check_glibc(glibc_version())
+    check_numpy(importlib.metadata.version("numpy"))
+    package = find_wheel()
+    stub = find_stub(package, python_minor())
+    libpython = find_libpython()
+    root = _make_root()
     try:
         backend = root / "backends" / "python"
         backend.mkdir(parents=True)
@@ -108,13 +151,20 @@ def make_layout() -> Layout:
     )
 
 
+def _make_root() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="diffusion_backend_"))
+    os.mkfifo(root / _STOP_NAME)
+    return root
+
+
 def find_wheel() -> Path:
     """Return the folder of the installed ``pytriton`` package, which holds the server; does not import it."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise SetupError(
             "The package nvidia-pytriton, which brings the Triton server, is not installed in "
-            f"{sys.prefix}. Install what the lock lists: make setup"
+            f"{sys.prefix}. Install what the lock lists: make setup. Or name an installed server: "
+            f"{SERVER_DIR_VARIABLE}=/opt/tritonserver"
         )
     package = Path(spec.submodule_search_locations[0])
     if not (package / "tritonserver" / "bin" / "tritonserver").is_file():
@@ -136,6 +186,17 @@ def find_stub(package: Path, minor: str) -> Path:
             "Make the virtual environment with one of those: make clean setup PYTHON=python3.11"
         )
     return stub
+
+
+def check_stub(stub: Path) -> None:
+    """Raise ``SetupError`` if an installed server's stub is linked against another Python than the running one."""
+    linked = re.search(rb"libpython(3\.\d+)\.so", stub.read_bytes())
+    minor = linked[1].decode() if linked else python_minor()
+    if minor != python_minor():
+        raise SetupError(
+            f"The Python backend in {stub.parent} is built for Python {minor}, and this is {python_minor()} "
+            f"({sys.executable}). Install this package for Python {minor}, or unset {SERVER_DIR_VARIABLE}."
+        )
 
 
 def find_libpython(folders: Iterable[Path] | None = None) -> Path:

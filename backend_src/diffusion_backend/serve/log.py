@@ -11,7 +11,9 @@ _LOADING = re.compile(r"^loading: (?P<model>.+):\d+$")
 _LOADED = re.compile(r"^successfully loaded '(?P<model>.+)'$")
 _FAILED = re.compile(r"^failed to load '(?P<model>.+)'$")
 _FAILED_WHY = re.compile(r"^failed to load '.+' version \d+: ")
-_UNLOADED = re.compile(r"Found 0 live models")
+_UNLOADED = re.compile(r"^successfully unloaded '(?P<model>.+)' version \d+$")
+_ALL_UNLOADED = re.compile(r"Found 0 live models")
+_REFUSED = re.compile(r"^Poll failed for model directory '(?P<model>.+?)': (?P<reason>.+)$")
 
 _NOISE = (
     # Said on every machine without a GPU.
@@ -79,10 +81,14 @@ class LoadProgress:
 
     Attributes:
         loading: models whose loading has begun and not ended, in that order.
+        loaded: models that are loaded.
+        refused: models whose configuration the server refused before it tried to load them, with the reason.
         unloaded: whether the server has said, while stopping, that no model is left.
     """
 
     loading: list[str] = field(default_factory=list)
+    loaded: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
     unloaded: bool = False
 
     def feed(self, line: LogLine) -> None:
@@ -93,7 +99,13 @@ class LoadProgress:
         elif match := (_LOADED.match(line.text) or _FAILED.match(line.text)):
             if match["model"] in self.loading:
                 self.loading.remove(match["model"])
-        elif _UNLOADED.search(line.text):
+            if match.re is _LOADED:
+                self.loaded.add(match["model"])
+        elif match := _UNLOADED.match(line.text):
+            self.loaded.discard(match["model"])
+        elif match := _REFUSED.match(line.text):
+            self.refused[match["model"]] = match["reason"]
+        elif _ALL_UNLOADED.search(line.text):
             self.unloaded = True
 
 
@@ -108,6 +120,16 @@ def first_line(reason: str) -> str:
     """
     head = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
     return re.sub(r"^(Internal|Invalid argument|Unavailable|Not found|Unsupported|Unknown|Already exists): ", "", head)
+
+
+def printable(text: str) -> str:
+    """Return a text of the log so that nothing in it can pass for another line, or steer the terminal.
+
+    Requests bring in what they like (their id, say): the lines after the first are indented, and what is not printable
+    is shown as its escape.
+    """
+    lines = ("".join(c if c.isprintable() or c == "\t" else ascii(c)[1:-1] for c in line) for line in text.split("\n"))
+    return "\n    ".join(lines)
 
 
 def explain_end(lines: Sequence[LogLine]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from diffusion_backend.serve import keeper
+from diffusion_backend.serve.access import hide
 from diffusion_backend.serve.log import LineCallback, LogLine, parse_line
 from diffusion_backend.serve.watch import end_stubs
 
@@ -32,6 +33,7 @@ class ServerProcess:
 
     Args:
         command: the server's command line.
+        secret: what is in it, but not to be seen in the system's list of processes, nor in the log.
         env: its environment.
         shm_prefix: what the names of its shared memory regions begin with; they are removed at its end.
         folder: temporary folder that is removed at its end.
@@ -44,6 +46,7 @@ class ServerProcess:
         self,
         command: Sequence[str],
         *,
+        secret: str,
         env: Mapping[str, str],
         shm_prefix: str,
         folder: Path,
@@ -51,6 +54,7 @@ class ServerProcess:
         on_line: LineCallback,
         on_end: Callable[[], None],
     ) -> None:
+        self._secret = secret
         self._shm_prefix = shm_prefix
         self._folder = folder
         self._on_line = on_line
@@ -60,15 +64,16 @@ class ServerProcess:
         self._pid: int | None = None
         self._returncode: int | None = None
 
+        shown = [argument.replace(secret, keeper.PLACEHOLDER) for argument in command]
         log = open(log_file, "a", encoding="utf-8") if log_file is not None else None  # noqa: SIM115
         status_read, status_write = os.pipe()
         try:
             self._keeper = subprocess.Popen(
-                (sys.executable, "-I", "-S", keeper.__file__, str(status_write), shm_prefix, str(folder), *command),
+                (sys.executable, "-I", "-S", keeper.__file__, str(status_write), shm_prefix, str(folder), *shown),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=env,
+                env={**env, keeper.SECRET_VARIABLE: secret},
                 pass_fds=(status_write,),
                 start_new_session=True,  # the terminal's Ctrl-C reaches the launcher only
             )
@@ -132,11 +137,15 @@ class ServerProcess:
 
     def _read_log(self, pipe: IO[bytes], log: IO[str] | None) -> None:
         """Read the log until the last process that writes to it is gone."""
+        hidden = False
         with pipe, log or contextlib.nullcontext():
             for raw in pipe:
-                line = parse_line(raw.decode(errors="replace"))
+                line = parse_line(raw.decode(errors="replace").replace(self._secret, "***"))
                 with self._changed:
                     self._lines.append(line)
+                if line.level and not hidden:  # the server has read its arguments before it logs anything
+                    hidden = True
+                    self._hide_secret()
                 try:
                     if log is not None:
                         log.write(f"{line.raw}\n")
@@ -145,6 +154,15 @@ class ServerProcess:
                 except Exception:
                     # A reader that stops would let the pipe fill up and block the server.
                     _logger.exception("a line of the server's log could not be handed on")
+
+    def _hide_secret(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pid is not None, _START_S)
+        if self._pid is not None and not hide(self._pid, self._secret):
+            _logger.warning(
+                "this system does not let the administrator's key be taken out of the server's command line, where "
+                "every user of this machine can read it"
+            )
 
     def _read_status(self, descriptor: int) -> None:
         """Read what the keeper reports until it is gone, then make sure that nothing is left."""

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from diffusion_backend.serve import drain as draining
 from diffusion_backend.serve import endpoints
+from diffusion_backend.serve.access import KEY_VARIABLE, Access
 from diffusion_backend.serve.command import Addresses, build_command, check_extra, check_repository, control_mode
 from diffusion_backend.serve.endpoints import ModelState
 from diffusion_backend.serve.errors import LoadError, ReadyTimeoutError, ServeError, ServerExitError
-from diffusion_backend.serve.layout import make_layout
+from diffusion_backend.serve.layout import SERVER_DIR_VARIABLE, make_layout
 from diffusion_backend.serve.log import LineCallback, LoadProgress, LogLine, explain_end, first_line
 from diffusion_backend.serve.ports import check_port, free_ports
 from diffusion_backend.serve.process import ServerProcess
+from diffusion_backend.serve.tls import GrpcTls
 from diffusion_backend.serve.watch import StubDeath, StubWatch, find_stubs
 
 _POLL_S = 0.2
@@ -34,6 +39,9 @@ class TritonServer:
         model_repository: folder of models (or an address such as ``s3://...``).
         host: address of the interface to listen on.
         http_port, grpc_port, metrics_port: 1 to 65535, or 0 to take a free port.
+        metrics_address: address of the interface to listen on for metrics.
+        access: which endpoints need the administrator's key; by default all that can, with a random key.
+        grpc_tls: TLS for gRPC; by default it has none.
         exit_timeout: seconds for which ``drain`` waits for running requests; at least 1.
         log_verbose: level of the server's verbose log, 0 for none.
         log_file: file to which every line of the server's log is appended.
@@ -52,6 +60,9 @@ class TritonServer:
         http_port: int = 0,
         grpc_port: int = 0,
         metrics_port: int = 0,
+        metrics_address: str = "127.0.0.1",
+        access: Access | None = None,
+        grpc_tls: GrpcTls | None = None,
         exit_timeout: float = 30.0,
         log_verbose: int = 0,
         log_file: str | os.PathLike[str] | None = None,
@@ -65,19 +76,23 @@ class TritonServer:
         self.exit_timeout = exit_timeout
         self.shm_prefix = f"diffusion_{os.getpid()}_{uuid.uuid4().hex[:8]}_"
         self.failure: str | None = None
-        self._wanted = (host, http_port, grpc_port, metrics_port)
+        self.access = access or Access()
+        self._wanted = (host, http_port, grpc_port, metrics_port, metrics_address)
+        self._grpc_tls = grpc_tls
         self._addresses: Addresses | None = None
         self._log_verbose = log_verbose
         self._log_file = log_file
         self._on_line = on_line
         self._on_exit = on_exit
         self._extra_args = tuple(extra_args)
-        self._env = dict(os.environ if env is None else env)
+        self._env = dict(os.environ if env is None else env) | ({} if grpc_tls is None else grpc_tls.environment())
+        self._env.pop(KEY_VARIABLE, None)  # the models' processes need not know it
         self._watch_stubs = watch_stubs
         self._steady = control_mode(self._extra_args) == "none"
 
         self._progress = LoadProgress()
         self._process: ServerProcess | None = None
+        self._stop_fifo = Path()
         self._watch: StubWatch | None = None
 
     # ---- starting ----
@@ -94,20 +109,24 @@ class TritonServer:
         check_extra(self._extra_args)
         check_repository(self.model_repository)
         self._addresses = _choose_addresses(*self._wanted)
-        layout = make_layout()
+        layout = make_layout(self._env.get(SERVER_DIR_VARIABLE, ""))
         command = build_command(
             layout.binary,
             layout.backend_dir,
             self.model_repository,
             self._addresses,
+            guards=[*self.access.arguments(), *(() if self._grpc_tls is None else self._grpc_tls.arguments())],
             shm_prefix=self.shm_prefix,
-            exit_timeout=self.exit_timeout,
+            # Its own limit is a backstop: who still runs then is told first, and the models are to be unloaded.
+            exit_timeout=self.exit_timeout + draining.OVERTIME_S,
             log_verbose=self._log_verbose,
             extra_args=self._extra_args,
         )
+        self._stop_fifo = layout.stop_fifo
         try:
             self._process = ServerProcess(
                 command,
+                secret=self.access.key,
                 env=layout.environment(self._env, grpc_endpoint=self.url_grpc),
                 shm_prefix=self.shm_prefix,
                 folder=layout.root,
@@ -164,13 +183,21 @@ class TritonServer:
 
     def _ask_models(self) -> list[ModelState] | None:
         """Return the models once all endpoints answer: the server opens them, metrics last, after it has loaded."""
-        host, http_port, metrics_port = self.addresses.local_host, self.addresses.http_port, self.addresses.metrics_port
-        if not endpoints.is_live(host, http_port) or endpoints.read_work(host, metrics_port) is None:
+        host, http_port = self.addresses.local_host, self.addresses.http_port
+        metrics = self.addresses.local_metrics_host, self.addresses.metrics_port
+        if not endpoints.is_live(host, http_port) or endpoints.read_work(*metrics) is None:
             return None
         try:
-            return endpoints.list_models(host, http_port)
+            return [self._explain(model) for model in endpoints.list_models(host, http_port, self.access.http_headers)]
         except (OSError, http.client.HTTPException):
             return None  # it is ending; the next turn of the loop sees that
+
+    def _explain(self, model: ModelState) -> ModelState:
+        """Return a model, with the reason if its configuration was refused: the server lists it without a state."""
+        if model.state or not self._steady:
+            return model
+        reason = self._progress.refused.get(model.name, "the server refused its configuration; see its log (--verbose)")
+        return replace(model, state="UNAVAILABLE", reason=reason)
 
     def _check_models(self, models: Sequence[ModelState], strict: bool) -> None:
         failed = [model for model in models if model.state == "UNAVAILABLE"]
@@ -211,7 +238,12 @@ class TritonServer:
     @property
     def url_metrics(self) -> str:
         """URL of the Prometheus metrics, such as ``http://127.0.0.1:8002/metrics``."""
-        return f"http://{self.addresses.local(self.addresses.metrics_port)}/metrics"
+        return f"http://{self.addresses.local_metrics}/metrics"
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether gRPC is encrypted."""
+        return self._grpc_tls is not None
 
     @property
     def pid(self) -> int | None:
@@ -232,6 +264,11 @@ class TritonServer:
     def is_unloaded(self) -> bool:
         """Whether the server, while stopping, has unloaded all its models."""
         return self._progress.unloaded
+
+    @property
+    def loaded_models(self) -> frozenset[str]:
+        """Names of the models that are loaded, as far as the server's log has told."""
+        return frozenset(self._progress.loaded)
 
     def stub_pids(self) -> list[int]:
         """Return the process ids of the live stubs, one for each instance of a Python model."""
@@ -281,6 +318,12 @@ class TritonServer:
         """
         return draining.drain(self, on_wait)
 
+    def tell_stopping(self) -> None:
+        """Let the models of this package end their running requests with an error; returns at once."""
+        # Opening the pipe is the message: each model sleeps until somebody opens its other end.
+        with contextlib.suppress(OSError):  # no model listens, or the server is gone
+            os.close(os.open(self._stop_fifo, os.O_WRONLY | os.O_NONBLOCK))
+
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait until the server has ended and all is cleaned up; return its exit code, ``None`` if the time is up."""
         return self._process.wait(timeout) if self._process is not None else None
@@ -321,11 +364,17 @@ class TritonServer:
             self._process.kill()
 
 
-def _choose_addresses(host: str, http_port: int, grpc_port: int, metrics_port: int) -> Addresses:
+def _choose_addresses(host: str, http_port: int, grpc_port: int, metrics_port: int, metrics_address: str) -> Addresses:
     """Check the ports that are given and find free ones for those that are 0."""
-    wanted = {"HTTP_PORT": http_port, "GRPC_PORT": grpc_port, "METRICS_PORT": metrics_port}
-    for variable, port in wanted.items():
+    wanted = {
+        "HTTP_PORT": (host, http_port),
+        "GRPC_PORT": (host, grpc_port),
+        "METRICS_PORT": (metrics_address, metrics_port),
+    }
+    for variable, (at, port) in wanted.items():
         if port:
-            check_port(host, port, variable)
-    free = iter(free_ports(host, sum(port == 0 for port in wanted.values())))
-    return Addresses(host, *(port or next(free) for port in wanted.values()))
+            check_port(at, port, variable)
+    free = iter(free_ports(host, (http_port, grpc_port).count(0)))
+    http_port, grpc_port = http_port or next(free), grpc_port or next(free)
+    free_for_metrics = (port for port in free_ports(metrics_address, 3) if port not in (http_port, grpc_port))
+    return Addresses(host, http_port, grpc_port, metrics_port or next(free_for_metrics), metrics_address)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from diffusion_backend.engine.watchdog import EXIT_HUNG
 from diffusion_backend.serve.layout import STUB_NAME
 
 _RESCAN_S = 0.5
@@ -62,6 +63,8 @@ class StubDeath:
         if self.status is None:
             return "died"
         code = os.waitstatus_to_exitcode(self.status)
+        if code == EXIT_HUNG:
+            return "ended itself, as its work took longer than watchdog_timeout_s"
         if code >= 0:
             return f"ended with exit code {code}"
         with contextlib.suppress(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from PIL import Image
 from ..errors import InvalidArgumentError, did_you_mean
 from ..media import OutputFormat, decode_image, decode_mask
 from ..request import DiffusionRequest, resolve_seeds
+from .trace_context import TRACE_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,15 @@ class ParsedRequest:
     output_format: OutputFormat
     progress: bool
 
+
+MAX_TEXT_BYTES = 4096
+"""Longest text of an input that is no prompt and no `extra_args`."""
+
+_MAX_DIGITS = 20
+MAX_TIMEOUT_S = 2**63 / 1e6
+"""Triton counts microseconds in 63 bits."""
+
+_SHOWN = 80  # characters of what was sent that an error repeats
 
 NAME_CODE = "error_codes"
 """The parameter of a request whose error's text is to begin with its code's name; the twin sends it."""
@@ -50,6 +61,26 @@ class Parameters:
     timeout_us: int
 
 
+def parameters_of(request: Any) -> str:
+    """Return a Triton request's parameters as JSON, "" for none.
+
+    Raises:
+        InvalidArgumentError: one of them is not UTF-8; over `/generate` any field's name may be of any bytes.
+    """
+    try:
+        return request.parameters() or ""
+    except UnicodeDecodeError:
+        raise InvalidArgumentError("parameters", "a name or a value among them is not UTF-8") from None
+
+
+def asks_for_code(request: Any) -> bool:
+    """Whether the errors of a Triton request are to begin with their code's name; for one that could not be read."""
+    try:
+        return NAME_CODE in parameters_of(request)
+    except InvalidArgumentError:
+        return False
+
+
 def read_parameters(parameters: str, inputs: Iterable[str]) -> Parameters:
     """Read the parameters, and refuse what is none: `/generate` makes parameters of fields that are no inputs.
 
@@ -66,6 +97,7 @@ def read_parameters(parameters: str, inputs: Iterable[str]) -> Parameters:
     timeout_us = given.pop("timeout", 0)
     if isinstance(timeout_us, bool) or not isinstance(timeout_us, int) or not 0 <= timeout_us < 2**63:
         raise InvalidArgumentError("timeout", f"{timeout_us!r} is not allowed; it must be an integer, in microseconds")
+    given = {name: value for name, value in given.items() if name.lower() not in TRACE_CONTEXT}
     if "priority" in given:
         raise InvalidArgumentError("priority", "it cannot be set here; send it with gRPC or HTTP infer")
     for name in given:
@@ -73,6 +105,32 @@ def read_parameters(parameters: str, inputs: Iterable[str]) -> Parameters:
             name, f"there is no such input{did_you_mean(name, inputs)} (there are {', '.join(inputs)})"
         )
     return Parameters(name_code, timeout_us)
+
+
+TIMEOUT = "timeout_s"
+"""The input that limits a request as Triton's own `timeout` does, for clients that can send nothing but inputs."""
+
+
+def read_timeout(request_us: int, field_us: int, tensors: Mapping[str, NDArray[Any]]) -> float | None:
+    """Return the request's time-out in seconds: the smallest of those that it gives; None without any.
+
+    Args:
+        request_us: Triton's, in microseconds; 0 for none.
+        field_us: that of `Parameters`.
+        tensors: the inputs, one of which is the time-out in seconds.
+
+    Raises:
+        InvalidArgumentError: one of them is out of range.
+    """
+    if request_us >= 2**63:  # a negative one, as Triton hands it over
+        raise InvalidArgumentError("timeout", "it is not allowed; it must be from 0 to 2^63 - 1 microseconds")
+    given = [us / 1e6 for us in (request_us, field_us) if us]
+    if TIMEOUT in tensors:
+        seconds = _Reader(tensors, {}, ()).number(TIMEOUT)
+        if seconds is None or not 0 < seconds < MAX_TIMEOUT_S:
+            raise InvalidArgumentError(TIMEOUT, f"{seconds} is not allowed; it must be more than 0 and finite")
+        given.append(seconds)
+    return min(given, default=None)
 
 
 def parse(
@@ -83,6 +141,8 @@ def parse(
     timeout_s: float | None,
     max_outputs: int,
     max_side: int,
+    max_picture_bytes: int,
+    max_extra_args_bytes: int,
     arguments: Container[str],
 ) -> ParsedRequest:
     """Read the inputs of a request.
@@ -95,6 +155,8 @@ def parse(
         timeout_s: the request's timeout, or None.
         max_outputs: most outputs a prompt.
         max_side: largest height and width of a picture sent, in pixels.
+        max_picture_bytes: largest file of a picture.
+        max_extra_args_bytes: longest `extra_args`.
         arguments: names of the pipeline's arguments: a picture for which there is none is not even decoded.
 
     Raises:
@@ -104,7 +166,7 @@ def parse(
     if "prompt" not in tensors:
         raise InvalidArgumentError("prompt", "it is missing; it is the one input that every request needs")
     prompt = reader.texts("prompt")
-    extra_args, scheduler = _extra_args(reader.text("extra_args"))
+    extra_args, scheduler = _extra_args(reader.text("extra_args", max_extra_args_bytes))
     num_outputs = reader.integer("num_outputs_per_prompt")
     num_outputs = 1 if num_outputs is None else num_outputs
     if not 1 <= num_outputs <= max_outputs:  # before a seed is made for each
@@ -127,9 +189,9 @@ def parse(
         strength=reader.number("strength"),
         frame_rate=reader.number("frame_rate"),
         duration_s=reader.number("duration_s"),
-        image=reader.pictures("image", max_side),
-        mask_image=reader.pictures("mask_image", max_side),
-        control_image=reader.pictures("control_image", max_side),
+        image=reader.pictures("image", max_side, max_picture_bytes),
+        mask_image=reader.pictures("mask_image", max_side, max_picture_bytes),
+        control_image=reader.pictures("control_image", max_side, max_picture_bytes),
         num_outputs_per_prompt=num_outputs,
         preview_interval=reader.integer("preview_interval") or 0,
         timeout_s=timeout_s,
@@ -172,7 +234,7 @@ class _Reader:
         # The shortest decimal that gives this float32, so that 3.3 is echoed as 3.3.
         return None if value is None else float(str(np.float32(value)))
 
-    def pictures(self, name: str, max_side: int) -> tuple[Image.Image, ...] | None:
+    def pictures(self, name: str, max_side: int, max_bytes: int) -> tuple[Image.Image, ...] | None:
         """Return the picture for each prompt, sent raw as NAME or as a file as NAME_file."""
         file_name = f"{name}_file"
         given = [field for field in (name, file_name) if field in self._tensors]
@@ -185,7 +247,7 @@ class _Reader:
             raise InvalidArgumentError(field, "this pipeline has no such argument; leave it out")
         decode = decode_mask if name == "mask_image" else decode_image
         sent = self._tensors[field]
-        data = sent if field == name else [_file_bytes(field, item) for item in sent.reshape(-1)]
+        data = sent if field == name else [_file_bytes(field, item, max_bytes) for item in sent.reshape(-1)]
         pictures = tuple(decode(item, max_pixels=max_side**2, field=field) for item in data)
         for picture in pictures:
             if max(picture.size) > max_side:
@@ -193,9 +255,12 @@ class _Reader:
                 raise InvalidArgumentError(field, f"{width}×{height} pixels are too many; at most {max_side} a side")
         return pictures
 
-    def text(self, name: str) -> str | None:
+    def text(self, name: str, max_bytes: int = MAX_TEXT_BYTES) -> str | None:
         value = self.one(name)
-        return None if value is None else _decode(name, value)
+        if value is None:
+            return None
+        _check_length(name, value, max_bytes)
+        return _decode(name, value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         values = tuple(_decode(name, value) for value in self._tensors[name].reshape(-1))
@@ -204,18 +269,25 @@ class _Reader:
         return values
 
 
-def _file_bytes(name: str, data: Any) -> bytes:
+def _check_length(name: str, value: bytes | str, most: int) -> None:
+    if len(value) > most:
+        raise InvalidArgumentError(name, f"{len(value)} bytes are too many; at most {most} are allowed")
+
+
+def _file_bytes(name: str, data: Any, max_bytes: int) -> bytes:
     """Return the bytes of a file that was sent as such, or as base64 text (or a data URL), as JSON needs it."""
+    _check_length(name, data, 2 * max_bytes)  # before it is copied and searched; base64 takes a third more
     raw = data.encode() if isinstance(data, str) else bytes(data)
     text = raw.partition(b",")[2] if raw.startswith(b"data:") else raw
     # No picture file is made of the letters of base64 alone: all begin with a byte or a sign that is none of them.
     text = b"".join(text.split())
-    if not re.fullmatch(rb"[A-Za-z0-9+/]+={0,2}", text):
-        return raw
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise InvalidArgumentError(name, f"it is not base64: {error}") from None
+    if re.fullmatch(rb"[A-Za-z0-9+/]+={0,2}", text):
+        try:
+            raw = base64.b64decode(text, validate=True)
+        except binascii.Error as error:
+            raise InvalidArgumentError(name, f"it is not base64: {error}") from None
+    _check_length(name, raw, max_bytes)
+    return raw
 
 
 def _decode(name: str, value: Any) -> str:
@@ -248,12 +320,41 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:_SHOWN]} is too large")
+    return value
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"the number {text[:_SHOWN]}… has {len(text)} digits; at most {_MAX_DIGITS} are allowed")
+    return int(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; which of two equal names counts, the sender and we might see differently."""
+    made: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in made:
+            raise ValueError(f"{name[:_SHOWN]!r} is there twice")
+        made[name] = value
+    return made
+
+
 def _extra_args(text: str | None) -> tuple[dict[str, Any], str | None]:
     """Return the further arguments, and the scheduler's name if it is among them."""
     if text is None or not text.strip():
         return {}, None
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+            object_pairs_hook=_unique,
+        )
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise InvalidArgumentError("extra_args", f"it is not JSON: {reason}") from None

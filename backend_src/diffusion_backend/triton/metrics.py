@@ -7,13 +7,21 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from ..telemetry import METRICS, REQUESTS_TOTAL, MetricSpec
+from ..telemetry import ERROR_REASONS, ERRORS_TOTAL, METRICS, OUTCOMES, REQUESTS_TOTAL, UNARY_TWIN, MetricSpec
 
 _KINDS = {
     "counter": pb_utils.MetricFamily.COUNTER,
     "gauge": pb_utils.MetricFamily.GAUGE,
     "histogram": pb_utils.MetricFamily.HISTOGRAM,
 }
+
+
+def mark_twin(model: str, stream_model: str) -> Any:
+    """Say on `/metrics` that a model is the unary twin of another one, for as long as the returned object is kept."""
+    family = pb_utils.MetricFamily(name=UNARY_TWIN.name, description=UNARY_TWIN.help, kind=_KINDS[UNARY_TWIN.kind])
+    metric = family.Metric(labels={"model": model, "stream_model": stream_model})
+    metric.set(1)
+    return family, metric
 
 
 class TritonSink:
@@ -32,8 +40,10 @@ class TritonSink:
         for spec in METRICS:  # so that a scrape shows zeros before the first request
             if not spec.labels:
                 self._metric(spec, {})
-        for outcome in ("completed", "failed", "cancelled", "rejected"):
+        for outcome in OUTCOMES:
             self._metric(REQUESTS_TOTAL, {"outcome": outcome})
+        for reason in ERROR_REASONS:
+            self._metric(ERRORS_TOTAL, {"reason": reason})
 
     def add(self, spec: MetricSpec, labels: Mapping[str, str], amount: float) -> None:
         """See `telemetry.MetricSink.add`."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..media import OutputFormat
 from ..request import DiffusionOutput, DiffusionResult, Event, EventKind
 from .errors import to_triton
+from .room import NoRoomError, is_tight, size_of
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +73,30 @@ class ResponseStream:
 
     def _finish(self, event: Event, result: DiffusionResult) -> None:
         try:
-            self._send(self._final_tensors(event, result), final=True)
+            tensors = self._final_tensors(event, result)
+            size = sum(size_of(tensor.as_numpy()) for tensor in tensors)
+            if is_tight(size):
+                self._finish_with_care(tensors, size)
+            else:
+                self._send(tensors, final=True)
         except Exception as error:
-            # The result could not be handed over (no shared memory for it, say): the client is told, not left waiting.
+            # The result could not be handed over: the client is told, not left waiting.
             fail(self._sender, error, name_code=self._name_code)
+
+    def _finish_with_care(self, tensors: list[Any], size: int) -> None:
+        """Send a result that may not fit into the shared memory, and the final flag by itself.
+
+        Triton closes a sender when it is given the final response, even if that cannot be sent; then the client could
+        not even be told.
+
+        Raises:
+            NoRoomError: it does not fit.
+        """
+        try:
+            self._send(tensors)
+        except Exception as error:
+            raise NoRoomError(size) from error
+        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def _final_tensors(self, event: Event, result: DiffusionResult) -> list[Any]:
         output = result.output

@@ -65,6 +65,7 @@ INPUTS = (
     TensorSpec("control_image_file", "STRING"),
     TensorSpec("num_outputs_per_prompt", "INT32"),
     TensorSpec("seed", "INT64"),
+    TensorSpec("timeout_s", "FP32"),
     TensorSpec("output_format", "STRING"),
     TensorSpec("lora", "STRING"),
     TensorSpec("extra_args", "STRING"),

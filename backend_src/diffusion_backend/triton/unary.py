@@ -12,6 +12,8 @@ import json
 import logging
 import os
 import threading
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,12 @@ from numpy.typing import NDArray
 from ..config import UnaryConfig
 from ..errors import DiffusionError
 from . import signature
-from .errors import split_code
-from .inputs import NAME_CODE, read_parameters
-from .logs import configure_logging
+from .errors import code_of, split_code
+from .inputs import NAME_CODE, parameters_of, read_parameters, read_timeout
+from .logs import configure_logging, leave_out_error_texts
 from .responses import fail
+from .room import NoRoomError, is_tight, size_of
+from .trace_context import carrier_of
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +57,8 @@ class UnaryModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the thread that holds the connection."""
+        from .metrics import mark_twin  # not there yet while Triton completes the configuration
+
         configure_logging(pb_utils.Logger)
         model_config = json.loads(args["model_config"])
         self._input_names = tuple(entry["name"] for entry in model_config["input"])
@@ -74,20 +80,25 @@ class UnaryModel:
         self._forwarder = asyncio.run_coroutine_threadsafe(
             _Forwarder.make(endpoint, self._stream_model), self._loop
         ).result()
+        leave_out_error_texts()
+        self._mark = mark_twin(args["model_name"], self._stream_model)
 
     def execute(self, requests: list[Any]) -> None:
         """Hand the requests to the asyncio thread; the answers are sent from there."""
         for request in requests:
             sender = request.get_response_sender()
             try:
-                parameters = read_parameters(request.parameters(), self._input_names)
-                timeout_us = request.timeout() or parameters.timeout_us
+                parameters = read_parameters(parameters_of(request), self._input_names)
                 # Copied: they are read after Triton has taken the request's memory back.
                 tensors = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
                 wanted = list(request.requested_output_names())
                 if self._output_names <= set(wanted):
                     wanted = []  # Triton names all for a client that named none
-                work = self._forwarder.forward(sender, request.request_id(), tensors, wanted, timeout_us)
+                # Given to Triton, so that the input acts in its queue, too.
+                timeout_s = read_timeout(request.timeout(), parameters.timeout_us, tensors)
+                timeout_us = 0 if timeout_s is None else max(1, round(timeout_s * 1e6))
+                call = _Call(request.request_id(), tensors, wanted, timeout_us, carrier_of(request))
+                work = self._forwarder.forward(sender, call)
                 asyncio.run_coroutine_threadsafe(work, self._loop)
             except Exception as error:
                 fail(sender, error)
@@ -100,6 +111,17 @@ class UnaryModel:
             self._thread.join()
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is passed on of one request: see `DiffusionRequest` and `carrier_of`."""
+
+    request_id: str
+    tensors: dict[str, NDArray[Any]]
+    wanted: list[str]
+    timeout_us: int
+    trace_context: dict[str, str]
+
+
 class _Forwarder:
     """Passes calls on; lives on the asyncio thread."""
 
@@ -109,17 +131,21 @@ class _Forwarder:
         self._in_flight: dict[asyncio.Task[None], Any] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._largest = 0  # bytes of the largest answer so far
 
     @classmethod
     async def make(cls, endpoint: str, model: str) -> _Forwarder:
         """Open the connection; made on the loop that it is used on."""
         import tritonclient.grpc.aio as grpc
 
-        options = [
+        options: list[tuple[str, Any]] = [
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
         ]
-        return cls(grpc.InferenceServerClient(endpoint, channel_args=options), model)
+        credentials = _credentials()
+        if credentials is not None:
+            options.append(("grpc.ssl_target_name_override", os.environ["DIFFUSION_GRPC_TLS_NAME"]))
+        return cls(grpc.InferenceServerClient(endpoint, creds=credentials, channel_args=options), model)
 
     async def close(self) -> None:
         """Give up what is in flight and close the connection."""
@@ -129,9 +155,7 @@ class _Forwarder:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
-    async def forward(
-        self, sender: Any, request_id: str, tensors: dict[str, NDArray[Any]], wanted: list[str], timeout_us: int
-    ) -> None:
+    async def forward(self, sender: Any, call: _Call) -> None:
         """Pass one call on and send its one response."""
         task = asyncio.current_task()
         assert task is not None
@@ -139,7 +163,8 @@ class _Forwarder:
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
         try:
-            outputs = await self._call(request_id, tensors, wanted, timeout_us)
+            outputs = await self._call(call)
+            self._check_room(outputs)
             response = pb_utils.InferenceResponse(output_tensors=outputs)
         except asyncio.CancelledError:
             response = _error_response("CANCELLED", "the request was cancelled")
@@ -154,31 +179,43 @@ class _Forwarder:
         finally:
             self._sending.discard(task)
 
-    async def _call(
-        self, request_id: str, tensors: dict[str, NDArray[Any]], wanted: list[str], timeout_us: int
-    ) -> list[Any]:
+    def _check_room(self, outputs: list[Any]) -> None:
+        """Refuse to send what the shared memory may have no room for: after a send that failed, none can be answered.
+
+        What was sent before has its room already: the memory of this process only grows.
+
+        Raises:
+            NoRoomError: this is larger than all before, and than what is free.
+        """
+        size = sum(size_of(tensor.as_numpy()) for tensor in outputs)
+        if size > self._largest and is_tight(size):
+            raise NoRoomError(size)
+        self._largest = max(self._largest, size)
+
+    async def _call(self, call: _Call) -> list[Any]:
         import tritonclient.grpc.aio as grpc
         from tritonclient.utils import np_to_triton_dtype
 
-        rows = len(tensors["prompt"]) if "prompt" in tensors else 1
+        rows = next((len(value) for value in call.tensors.values()), 1)
         inputs = []
-        for name, value in {**tensors, "progress": np.zeros((rows, 1), dtype=bool)}.items():
+        for name, value in {**call.tensors, "progress": np.zeros((rows, 1), dtype=bool)}.items():
             tensor = grpc.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
             tensor.set_data_from_numpy(value)
             inputs.append(tensor)
-        call = {
+        message = {
             "model_name": self._model,
             "inputs": inputs,
-            "outputs": [grpc.InferRequestedOutput(name) for name in wanted] or None,
-            "request_id": request_id,
-            "timeout": timeout_us or None,
-            "parameters": {NAME_CODE: True},
+            "outputs": [grpc.InferRequestedOutput(name) for name in call.wanted] or None,
+            "request_id": call.request_id,
+            "timeout": call.timeout_us or None,
+            "parameters": {NAME_CODE: True, **call.trace_context},
         }
 
         async def one() -> Any:
-            yield call
+            yield message
 
-        stream = self._client.stream_infer(one())
+        # Headers are what Triton itself reads, where it traces.
+        stream = self._client.stream_infer(one(), headers=call.trace_context)
         outputs: list[Any] = []
         refused: Exception | None = None
         try:
@@ -211,11 +248,32 @@ class _Forwarder:
             self._watching = None
 
 
+def _credentials() -> Any:
+    """Return what a call to a server with TLS needs; None where the environment names no certificate.
+
+    The launcher sets the environment: `DIFFUSION_GRPC_TLS_CERT` (PEM file of the server's certificate, the one that is
+    trusted), `DIFFUSION_GRPC_TLS_NAME` (a name in it) and, where the server wants one of its clients, too,
+    `DIFFUSION_GRPC_TLS_KEY` (PEM file of its key: the twin shows the server's own certificate).
+    """
+    import grpc
+
+    cert = os.environ.get("DIFFUSION_GRPC_TLS_CERT")
+    if cert is None:
+        return None
+    chain = Path(cert).read_bytes()
+    key = os.environ.get("DIFFUSION_GRPC_TLS_KEY")
+    if key is None:
+        return grpc.ssl_channel_credentials(chain)
+    return grpc.ssl_channel_credentials(chain, Path(key).read_bytes(), chain)
+
+
 _UNARY_OUTPUTS = frozenset(spec.name for spec in signature.OUTPUTS)
 
 
 def _explain(error: Exception) -> tuple[str, str]:
     """Return the code and the text of an error that the streaming model answered with."""
+    if isinstance(error, NoRoomError):
+        return code_of(error), error.message
     message = getattr(error, "message", None)
     if callable(message):  # the client's: a text that came on the stream
         return split_code(str(message()))
