@@ -22,13 +22,13 @@ ARGS ?=
 PROMPT ?= red apple
 override export PROMPT := $(value PROMPT)
 
-.PHONY: help setup serve test check bench demo train-emoji emoji-report coverage-report clean
+.PHONY: help setup serve test check bench demo train-emoji emoji-report coverage-report dashboard soak soak-tests clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'serve reads MODEL_REPOSITORY, HOST, HTTP_PORT, GRPC_PORT and METRICS_PORT from the environment.'
-	@echo 'serve, test, bench, demo, train-emoji, emoji-report and coverage-report take further arguments: make serve ARGS="--help"'
+	@echo 'serve, test, bench, demo, train-emoji, emoji-report, coverage-report, dashboard and soak take further arguments: make serve ARGS="--help"'
 
 setup: $(STAMP) ## make .venv from requirements.lock (PYTHON=... chooses the Python)
 
@@ -65,7 +65,7 @@ check: setup ## lint, formatting, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup ## run the benchmarks
+bench: setup ## measure this server and what one would write instead; write the figures of both READMEs
 	$(BIN)/python -m benchmarks $(ARGS)
 
 demo: setup ## draw PROMPT="red apple" into out/
@@ -79,6 +79,15 @@ emoji-report: setup ## measure the quality of the model that ships
 
 coverage-report: setup ## measure which pipeline classes are batched, and write docs/coverage.md
 	$(BIN)/python -m tools.coverage $(ARGS)
+
+dashboard: setup ## make the Grafana dashboard, and the picture of it under a load of some minutes (needs Prometheus)
+	$(BIN)/python -m tools.dashboard $(ARGS)
+
+soak: setup ## thousands of mixed requests: is anything lost, leaked or miscounted?
+	$(BIN)/python -m tools.soak $(ARGS)
+
+soak-tests: setup ## the tests of races, faults and inputs with as many rounds as they can do
+	SOAK=1 $(BIN)/python -m pytest tests/model_based tests/fuzz tests/server $(ARGS)
 
 clean: ## remove .venv and what the tools have cached
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis backend_src/*.egg-info

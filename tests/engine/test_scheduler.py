@@ -172,6 +172,32 @@ def test_decodes_run_one_by_one_before_a_forward_of_equal_device_time() -> None:
     assert s.next_group() == Group(WorkKind.DECODE, ("b",), 1)
 
 
+@pytest.mark.parametrize("kind", [WorkKind.FORWARD, WorkKind.STEP])
+def test_after_a_decode_a_step_of_the_others_comes_before_the_next_decode(kind: WorkKind) -> None:
+    """However little device time the decodes' requests have had."""
+    s = scheduler()
+    run(s, ("a", Work(kind, "x")), ("b", Work(WorkKind.DECODE, "vae")), ("c", Work(WorkKind.DECODE, "vae")))
+    s.charge(Group(kind, ("a",), 1), 100.0)
+    decode, step = Group(WorkKind.DECODE, ("b",), 1), Group(kind, ("a",), 1)
+    assert s.next_group() == decode
+    s.charge(decode, 1.0)  # in pieces: it needs another one
+    for _ in range(3):
+        assert s.next_group() == step
+        s.charge(step, 1.0)
+        group = s.next_group()
+        assert group is not None
+        assert group.kind is WorkKind.DECODE
+        s.charge(group, 1.0)
+
+
+def test_decodes_do_not_wait_for_a_step_that_nobody_needs() -> None:
+    s = scheduler()
+    run(s, ("b", Work(WorkKind.DECODE, "vae")), ("c", Work(WorkKind.DECODE, "vae")))
+    s.charge(Group(WorkKind.DECODE, ("b",), 1), 1.0)
+    s.set_work("b", Work(WorkKind.START, "start"))
+    assert s.next_group() == Group(WorkKind.DECODE, ("c",), 1)
+
+
 def test_a_forward_charges_each_member_its_share_and_the_least_charged_leads() -> None:
     s = scheduler()
     run(s, ("a", forward("x")), ("b", forward("x")), ("c", forward("y")))
@@ -185,12 +211,14 @@ def test_a_forward_charges_each_member_its_share_and_the_least_charged_leads() -
     assert s.next_group() == Group(WorkKind.FORWARD, ("a", "b"), 2)
 
 
-def test_start_and_decode_cost_no_device_time() -> None:
+def test_a_start_costs_no_device_time_and_a_decode_does() -> None:
     s = scheduler()
     run(s, ("a", forward("x")), ("b", forward("y")))
     s.charge(Group(WorkKind.START, ("a",), 0), 100.0)
-    s.charge(Group(WorkKind.DECODE, ("a",), 0), 100.0)
     assert s.next_group() == Group(WorkKind.FORWARD, ("a",), 1)
+    s.charge(Group(WorkKind.DECODE, ("a",), 0), 0.5)
+    s.charge(Group(WorkKind.FORWARD, ("b",), 1), 0.4)
+    assert s.next_group() == Group(WorkKind.FORWARD, ("b",), 1)
 
 
 def test_newcomers_start_at_the_time_of_the_last_leader_and_not_at_zero() -> None:
@@ -343,6 +371,19 @@ def test_the_huge_one_advances_while_small_ones_wait_in_line() -> None:
     # Each small one starts at the time of the last leader, which is the one before it without its last step: so a small
     # one gets six steps' worth for each five that it is charged, and the huge one a little less than half.
     assert sim.took("huge") <= 50.0 + 50.0 * 6 / 5 + 2.0
+
+
+@pytest.mark.parametrize("slots", [2, 4])
+def test_a_stream_of_requests_of_one_step_does_not_starve_the_huge_one(slots: int) -> None:
+    """Each leads once only, so nobody ever leads at the time at which it ends."""
+    sim = Simulation(scheduler(seqs=slots, waiting=5000))
+    sim.add("huge", steps=10, cost=1.0, key="video")
+    for i in range(2000):
+        sim.add(f"small{i}", steps=1, cost=0.1, key=f"image{i}")
+    while "huge" not in sim.done and len(sim.done) < 1900:
+        sim.turn()
+    assert "huge" in sim.done, f"after {sim.clock:.0f} s it has {sim.left['huge']} of 10 steps to do"
+    assert sim.took("huge") <= slots * 10 * 1.0 * 2
 
 
 # -- deadlines --------------------------------------------------------------------------------------------------

@@ -74,6 +74,10 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "default_height": ({"default_height": "0"}, r"parameter 'default_height': 0 is not allowed; it must be at least 1"),
     "default_width": ({"default_width": "wide"}, r"parameter 'default_width': 'wide' is not an integer"),
     "max_prompt_bytes": ({"max_prompt_bytes": "0"}, r"parameter 'max_prompt_bytes': 0 is not allowed"),
+    "max_extra_args_bytes": ({"max_extra_args_bytes": "0"}, r"parameter 'max_extra_args_bytes': 0 is not allowed"),
+    "max_picture_bytes": ({"max_picture_bytes": "32M"}, r"parameter 'max_picture_bytes': '32M' is not an integer"),
+    "allow_pickle": ({"allow_pickle": "yes"}, r"parameter 'allow_pickle': 'yes' is not true or false"),
+    "trust_remote_code": ({"trust_remote_code": "1"}, r"parameter 'trust_remote_code': '1' is not true or false"),
     "warmup_sizes": ({"warmup_sizes": "64by64"}, r"parameter 'warmup_sizes': '64by64' is not a size; write .*'512x512"),
     "warmup": (
         {"warmup_sizes": "32x32, 33x32"},
@@ -98,8 +102,17 @@ BROKEN: dict[str, tuple[dict[str, str], str]] = {
     "attention_backend": ({"attention_backend": " "}, r"parameter 'attention_backend': it is empty"),
     "quantization": ({"quantization": " "}, r"parameter 'quantization': it is empty"),
     "compile": ({"compile": "max"}, r"parameter 'compile': 'max' is not one of default, reduce-overhead"),
+    "prompt_cache_bytes": (
+        {"prompt_cache_bytes": "-1"},
+        r"parameter 'prompt_cache_bytes': -1 is not allowed; it must be at least 0",
+    ),
     "warmup_timeout_s": ({"warmup_timeout_s": "0"}, r"parameter 'warmup_timeout_s': 0.0 is not allowed"),
+    "log_requests": ({"log_requests": "json"}, r"parameter 'log_requests': 'json' is not true or false"),
+    "log_prompts": ({"log_prompts": "1"}, r"parameter 'log_prompts': '1' is not true or false"),
     "deterministic": ({"deterministic": "1"}, r"parameter 'deterministic': '1' is not true or false"),
+    "watchdog_timeout_s": ({"watchdog_timeout_s": "0"}, r"parameter 'watchdog_timeout_s': 0.0 is not allowed"),
+    "faults": ({"faults": "raise"}, r"parameter 'faults': it is not JSON"),
+    "faults_not_allowed": ({"faults": r"[{\"fault\": \"die\"}]"}, r"faults are refused here.*DIFFUSION_ALLOW_FAULTS=1"),
     "misspelt": (
         {"max_num_seq": "4"},
         r"parameter 'max_num_seq': there is no such parameter; did you mean 'max_num_seqs'\?",
@@ -212,7 +225,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory, log_path: Path) -> Iterator
 @pytest.fixture(scope="session")
 def served(triton: TritonServer) -> Iterator[Served]:
     """The client of the server."""
-    client = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2])
+    client = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2], triton.access)
     yield client
     client.close()
 

@@ -148,7 +148,7 @@ def test_one_poison_request_among_eight_8(served, alone):
     for k, call in enumerate(calls):
         if k == 3:
             with pytest.raises(
-                InferenceServerException, match="the pipeline failed after 2 steps: IndexError"
+                InferenceServerException, match="the pipeline failed in step 3 of 3: IndexError"
             ) as caught:
                 call.result()
             assert caught.value.status() == "StatusCode.INTERNAL"

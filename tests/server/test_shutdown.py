@@ -7,24 +7,30 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from diffusion_backend.serve.ports import free_ports
-from tests.server.conftest import QUEUE, READY_S, Repository, pending
+from tests.server.conftest import LONG, QUEUE, READY_S, Repository, pending
 from tests.support.client import DEADLINE_S, Served, eventually
 
 
 class Launched:
-    """`python -m diffusion_backend.serve` in a process of its own, with a client."""
+    """`python -m diffusion_backend.serve` in a process of its own, with a client.
 
-    def __init__(self, repository: Path) -> None:
+    Args:
+        prefix: a command that runs it.
+    """
+
+    def __init__(self, repository: Path, *args: str, prefix: Sequence[str] = ()) -> None:
         http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "diffusion_backend.serve"],
+            [*prefix, sys.executable, "-m", "diffusion_backend.serve", *args],
             env=os.environ
             | {
                 "MODEL_REPOSITORY": str(repository),
@@ -67,12 +73,18 @@ class Launched:
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Launched]:
-    """A server of one model with five slots."""
+def repository(tmp_path: Path) -> Path:
+    """A repository of one model with five slots."""
     repository = Repository(tmp_path / "repository")
     repository.add_streaming("five", {"max_num_seqs": "5"}, QUEUE % 1024)
     repository.add_twin("five_unary")
-    launched = Launched(repository.path)
+    return repository.path
+
+
+@pytest.fixture
+def launched(repository: Path) -> Iterator[Launched]:
+    """A server of that repository."""
+    launched = Launched(repository)
     yield launched
     launched.close()
 
@@ -103,3 +115,42 @@ def test_sigterm_with_five_running_and_five_queued_48(launched):
     assert launched.process.wait(DEADLINE_S) == 0, launched.output
     _, alive = psutil.wait_procs(children, 10)
     assert alive == []
+
+
+def test_who_still_runs_at_the_end_of_the_grace_period_is_told_48(repository):
+    """Case 48: ten requests that would take minutes: each is told soon after the grace period; exit code 1."""
+    launched = Launched(repository, "--exit-timeout", "3")
+    try:
+        launched.wait_ready()
+        served = launched.served
+        children = psutil.Process(launched.process.pid).children(recursive=True)
+        calls = [served.stream("five", prompt="a", **LONG).wait_step(1) for _ in range(4)]
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            with pytest.raises(InferenceServerException) as caught:
+                served.infer("five_unary", prompt="a", **LONG)
+            errors.append(caught.value)
+
+        unary = threading.Thread(target=ask)
+        unary.start()
+        eventually(lambda: pending(served, "five").get("five diffusion_requests_running") == 5, "5 run")
+        calls += [served.stream("five", prompt="b", **LONG) for _ in range(5)]
+        eventually(lambda: pending(served, "five").get("five nv_inference_pending_request_count") == 5, "5 wait")
+        begin = time.monotonic()
+        launched.process.send_signal(signal.SIGTERM)
+        for call in calls:
+            call.wait()
+            assert call.error is not None
+            assert "the server is stopping; send the request to another replica" in call.error.message()
+            assert call.error.status() == "StatusCode.UNAVAILABLE"
+        unary.join(DEADLINE_S)
+        assert "the server is stopping" in str(errors[0])
+        assert min(call.ended_at for call in calls[:4]) - begin >= 3, "a running one was not left its time"
+        served.close()
+        assert launched.process.wait(DEADLINE_S) == 1, launched.output
+        assert "requests that still ran were cut off" in launched.output
+        _, alive = psutil.wait_procs(children, 10)
+        assert alive == []
+    finally:
+        launched.close()

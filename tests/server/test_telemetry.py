@@ -136,6 +136,9 @@ def test_conservation_after_a_random_mix_42(served, rng):
     assert count["completed"] == kinds.count("fine")
     assert count["failed"] == kinds.count("poison")
     assert count["rejected"] == kinds.count("bad")
+    assert delta.get("diffusion_errors_total", reason="pipeline") == kinds.count("poison")
+    assert delta.get("diffusion_errors_total", reason="argument") == kinds.count("bad")
+    assert delta.get("diffusion_errors_total") == count["failed"] + count["rejected"]
     # One that is gone may have been taken out of Triton's queue, before our engine heard of it.
     assert kinds.count("cancel") <= count["cancelled"] <= kinds.count("cancel") + kinds.count("gone")
 

@@ -298,7 +298,7 @@ def test_a_request_without_the_prompt_names_it(served):
 def test_questions_are_answered_under_load_5(served):
     """Case 5: 8 running while ready, config, statistics and metadata are asked: no wrong kind of reply, no stall."""
     metadata = served.grpc.get_model_metadata("emoji", as_json=True)
-    config = served.grpc.get_model_config("emoji", as_json=True)
+    config = served.grpc.get_model_config("emoji", headers=served.admin, as_json=True)
     assert {i["name"] for i in metadata["inputs"]} >= {"prompt", "negative_prompt", "seed", "extra_args", "progress"}
     assert {o["name"] for o in metadata["outputs"]} >= {"images", "video", "seeds", "metrics", "event", "step"}
     assert config["config"]["model_transaction_policy"] == {"decoupled": True}
@@ -310,8 +310,8 @@ def test_questions_are_answered_under_load_5(served):
             assert served.grpc.is_server_ready()
             assert served.grpc.is_model_ready("emoji")
             assert served.grpc.get_model_metadata("emoji", as_json=True) == metadata
-            assert served.grpc.get_model_config("emoji", as_json=True) == config
-            stats = served.grpc.get_inference_statistics("emoji", as_json=True)
+            assert served.grpc.get_model_config("emoji", headers=served.admin, as_json=True) == config
+            stats = served.grpc.get_inference_statistics("emoji", headers=served.admin, as_json=True)
             assert [s["name"] for s in stats["model_stats"]] == ["emoji"]
             assert served.request("GET", "/v2/models/emoji/ready") == b""
             return served.metrics().get("diffusion_requests_running")
