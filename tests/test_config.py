@@ -12,6 +12,7 @@ import pytest
 from diffusion_backend.config import ModelConfig, UnaryConfig
 from diffusion_backend.engine import EngineConfig
 from diffusion_backend.errors import ConfigurationError
+from diffusion_backend.faults import Fault
 from diffusion_backend.pipelines.arguments import Limits
 
 # name: (text that is not the default, what it becomes, default)
@@ -29,7 +30,12 @@ PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "attention_backend": ("native", "native", None),
     "quantization": ('{"quant_backend": "x"}', '{"quant_backend": "x"}', None),
     "compile": ("max-autotune", "max-autotune", None),
+    "prompt_cache_bytes": ("0", 0, 2**28),
     "warmup_timeout_s": ("60", 60.0, 600.0),
+    "watchdog_timeout_s": ("2.5", 2.5, None),
+    "faults": ('[{"fault": "raise", "seed": 7}]', (Fault(fault="raise", seed=7),), ()),
+    "log_requests": ("false", False, True),
+    "log_prompts": ("true", True, False),
     "max_num_seqs": ("3", 3, 16),
     "max_batch_rows": ("8", 8, 32),
     "max_waiting": ("7", 7, 4096),
@@ -44,6 +50,10 @@ PARAMETERS: dict[str, tuple[str, Any, Any]] = {
     "default_height": ("64", 64, None),
     "default_width": ("96", 96, None),
     "max_prompt_bytes": ("100", 100, 16384),
+    "max_extra_args_bytes": ("200", 200, 65536),
+    "max_picture_bytes": ("1000", 1000, 2**25),
+    "allow_pickle": ("true", True, False),
+    "trust_remote_code": ("true", True, False),
     "warmup_sizes": ("512x512, 768x512 64x32", ((512, 512), (768, 512), (64, 32)), ()),
 }
 
@@ -96,11 +106,14 @@ def test_an_unknown_parameter_names_the_nearest_known_one(name: str, nearest: st
         ("self_check_tolerance", "1", "1.0 is not allowed; it must be at least 0 and less than 1"),
         *((name, "0", "0 is not allowed; it must be at least 1") for name in WHOLE),
         *((name, "many", "'many' is not an integer") for name in WHOLE),
+        ("prompt_cache_bytes", "-1", "-1 is not allowed; it must be at least 0"),
         ("max_steps", "1_000", "'1_000' is not an integer"),
         ("max_duration_s", "0", "0.0 is not allowed; it must be more than 0"),
         ("max_duration_s", "long", "'long' is not a number"),
         ("default_guidance_scale", "-1", "-1.0 is not allowed; it must be at least 0"),
         ("warmup_sizes", "0x64", "'0x64' is not allowed; sizes are at least 1"),
+        ("watchdog_timeout_s", "0", "0.0 is not allowed; it must be more than 0"),
+        ("faults", "raise", "it is not JSON: "),
         ("max_num_seqs", "2.5", "'2.5' is not an integer"),
         ("max_num_seqs", "", "'' is not an integer"),
         ("default_num_inference_steps", "-1", "-1 is not allowed; it must be at least 1"),

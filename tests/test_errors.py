@@ -14,8 +14,10 @@ from diffusion_backend.errors import (
     DiffusionError,
     EngineStoppedError,
     ExecutorError,
+    HungError,
     InvalidArgumentError,
     ModelLoadError,
+    NotFiniteError,
     OutOfMemoryError,
     PipelineError,
     QueueFullError,
@@ -29,7 +31,15 @@ from diffusion_backend.errors import (
 TREE = {
     CallerError: {InvalidArgumentError, RequestCancelledError, DeadlineExceededError},
     UnavailableError: {QueueFullError, EngineStoppedError},
-    ServerError: {PipelineError, OutOfMemoryError, ExecutorError, ConfigurationError, ModelLoadError},
+    ServerError: {
+        PipelineError,
+        OutOfMemoryError,
+        NotFiniteError,
+        ExecutorError,
+        HungError,
+        ConfigurationError,
+        ModelLoadError,
+    },
 }
 
 
@@ -66,6 +76,16 @@ def test_the_tree_is_the_one_that_its_module_draws() -> None:
             OutOfMemoryError(request_id="r"),
             "out of device memory: this request does not fit even alone; "
             "ask for a smaller size, fewer frames or fewer outputs",
+        ),
+        (
+            NotFiniteError("images", request_id="r"),
+            "the pipeline's output is not finite: images hold NaN or infinity after decode; ask for other arguments, "
+            "or, if it happens often, load the model with a wider dtype (float16 overflows where bfloat16 does not)",
+        ),
+        (
+            HungError("a forward of 3 requests", 2.5, request_id="r"),
+            "the model hangs: a forward of 3 requests was not done within 2.5 s, and its process is ended; "
+            "send the request again when the server is back",
         ),
         (
             ExecutorError(OSError("/srv/secret/x"), request_id="r"),

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from diffusion_backend.telemetry import METRICS, MemorySink, MetricSpec, Telemetry
+from diffusion_backend.errors import DeadlineExceededError, DiffusionError
+from diffusion_backend.telemetry import ERROR_REASONS, METRICS, UNARY_TWIN, MemorySink, MetricSpec, Telemetry
 from diffusion_backend.timing import RequestRecord
+
+ALL = (*METRICS, UNARY_TWIN)
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 STEP = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -17,6 +20,7 @@ ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 
 FROZEN = [
     ("diffusion_requests_total", "counter", ("outcome",), ()),
+    ("diffusion_errors_total", "counter", ("reason",), ()),
     ("diffusion_requests_running", "gauge", (), ()),
     ("diffusion_requests_waiting", "gauge", (), ()),
     ("diffusion_request_queue_seconds", "histogram", (), SECONDS),
@@ -31,31 +35,36 @@ FROZEN = [
     ("diffusion_outputs_total", "counter", ("modality",), ()),
     ("diffusion_solo_calls_total", "counter", ("reason",), ()),
     ("diffusion_step_batching", "gauge", ("denoiser", "reason"), ()),
+    ("diffusion_prompt_cache_hits_total", "counter", (), ()),
+    ("diffusion_prompt_cache_misses_total", "counter", (), ()),
+    ("diffusion_prompt_cache_bytes", "gauge", (), ()),
+    ("diffusion_unary_twin", "gauge", ("stream_model",), ()),
 ]
 """A change here is a breaking change: write it into the CHANGELOG and the docs."""
 
 
 def test_the_metrics_are_frozen() -> None:
-    assert [(spec.name, spec.kind, spec.labels, spec.buckets) for spec in METRICS] == FROZEN
+    assert [(spec.name, spec.kind, spec.labels, spec.buckets) for spec in ALL] == FROZEN
 
 
 def test_the_docs_table_is_the_same() -> None:
     text = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `d")]
+    lines = [line for line in text.splitlines() if line.startswith("| `diffusion_")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     documented = [(name.strip("`"), kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows]
-    assert documented == [(spec.name, spec.kind, spec.labels) for spec in METRICS]
-    for spec, (*_, meaning) in zip(METRICS, rows, strict=True):
+    assert documented == [(spec.name, spec.kind, spec.labels) for spec in ALL]
+    for spec, (*_, meaning) in zip(ALL, rows, strict=True):
         assert meaning.startswith(spec.help.split(",")[0]), spec.name
 
 
 def test_the_metrics_follow_the_conventions_of_prometheus() -> None:
-    for spec in METRICS:
+    for spec in ALL:
         assert spec.name.startswith("diffusion_")
         assert spec.name.endswith("_total") == (spec.kind == "counter")
         assert spec.help
         assert not spec.help.endswith(".")
         # Nothing in a label that grows without end, and nothing private.
-        assert set(spec.labels) <= {"outcome", "modality", "reason", "denoiser"}
+        assert set(spec.labels) <= {"outcome", "modality", "reason", "denoiser", "stream_model"}
 
 
 @pytest.mark.parametrize("buckets", [(2.0, 1.0), (1.0, 1.0), (1.0, 3.0, 2.0)])
@@ -97,6 +106,30 @@ def test_a_request_moves_from_waiting_to_running_to_its_outcome() -> None:
     }
 
 
+def subclasses(kind: type[DiffusionError]) -> list[type[DiffusionError]]:
+    return [kind, *(leaf for child in kind.__subclasses__() for leaf in subclasses(child))]
+
+
+def test_every_error_has_a_reason_that_is_a_label_and_in_the_docs() -> None:
+    assert {kind.reason for kind in subclasses(DiffusionError)} == set(ERROR_REASONS)
+    text = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+    section = text.split("## Errors", 1)[1].split("\n## ", 1)[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert [name for cell in cells[1:] for name in re.findall(r"`(\w+)`", cell)] == list(ERROR_REASONS)
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_a_failed_request_is_counted_by_its_reason(ran: bool) -> None:
+    sink = MemorySink()
+    telemetry = Telemetry(sink)
+    telemetry.waiting()
+    if ran:
+        telemetry.running()
+    telemetry.ended("failed", done(), ran=ran, reason=DeadlineExceededError.reason)
+    assert sink.values["diffusion_requests_total", ("failed",)] == 1
+    assert sink.values["diffusion_errors_total", ("deadline",)] == 1
+
+
 @pytest.mark.parametrize("ran", [True, False])
 @pytest.mark.parametrize("outcome", ["failed", "cancelled"])
 def test_a_request_that_did_not_complete_is_counted_and_not_timed(outcome: str, ran: bool) -> None:
@@ -136,15 +169,21 @@ def test_forwards_outputs_and_refusals_are_counted() -> None:
     telemetry.forward(4, 0.25, 2)
     telemetry.forward(1, 0.5, 0)
     telemetry.solo("self_check")
+    telemetry.prompt_cache(2, 1, 4096)
+    telemetry.prompt_cache(0, 1, -96)
     telemetry.outputs("image", 3)
     telemetry.outputs("audio", 1)
-    telemetry.rejected()
+    telemetry.rejected("argument")
     assert sink.values == {
         ("diffusion_steps_total", ()): 2,
         ("diffusion_solo_calls_total", ("self_check",)): 1,
+        ("diffusion_prompt_cache_hits_total", ()): 2,
+        ("diffusion_prompt_cache_misses_total", ()): 2,
+        ("diffusion_prompt_cache_bytes", ()): 4000,
         ("diffusion_outputs_total", ("image",)): 3,
         ("diffusion_outputs_total", ("audio",)): 1,
         ("diffusion_requests_total", ("rejected",)): 1,
+        ("diffusion_errors_total", ("argument",)): 1,
     }
     assert sink.samples == {("diffusion_batch_rows", ()): [4, 1], ("diffusion_step_seconds", ()): [0.25, 0.5]}
 

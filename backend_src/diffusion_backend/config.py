@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigurationError, did_you_mean
+from .faults import Fault, parse_faults
 
 
 def _integer(low: int) -> Callable[[str, str], int]:
@@ -120,6 +121,10 @@ class ModelConfig:
     lora_root: str | None = _param(
         None, _text, "folder whose LoRA files requests may name by path; by default paths are refused"
     )
+    allow_pickle: bool = _param(
+        False, _flag, "true: also load weights in Python's pickle format, which can run code of whoever made them"
+    )
+    trust_remote_code: bool = _param(False, _flag, "true: run the Python code that comes with a model")
     dtype: str = _param("float32", _choice("float32", "float16", "bfloat16"), "type of the weights")
     step_batching: str = _param(
         "auto",
@@ -142,7 +147,20 @@ class ModelConfig:
         _choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
         "mode of torch.compile for the denoisers; not compiled by default",
     )
+    prompt_cache_bytes: int = _param(
+        256 * 2**20, _integer(0), "bytes of prompt embeddings kept in the host's memory; 0: none"
+    )
     warmup_timeout_s: float = _param(600.0, _positive, "seconds that the probe and the warm-up may take at load")
+    watchdog_timeout_s: float | None = _param(
+        None, _positive, "seconds that a unit of work may take; then the model's process is ended; by default no limit"
+    )
+    faults: tuple[Fault, ...] = _param(
+        (), parse_faults, "faults on purpose, as a JSON list; refused unless DIFFUSION_ALLOW_FAULTS=1"
+    )
+    log_requests: bool = _param(True, _flag, "true: a line of JSON in the log for each request that has ended")
+    log_prompts: bool = _param(
+        False, _flag, "true: prompts, and texts of errors that may quote them, in the log and in traces"
+    )
     max_num_seqs: int = _param(16, _integer(1), "requests that run at once")
     max_batch_rows: int = _param(32, _integer(1), "rows of one forward of the denoiser")
     max_waiting: int = _param(4096, _integer(1), "requests in the engine's own queue")
@@ -157,6 +175,8 @@ class ModelConfig:
     default_height: int | None = _param(None, _integer(1), "height where a request names none, in pixels")
     default_width: int | None = _param(None, _integer(1), "width where a request names none, in pixels")
     max_prompt_bytes: int = _param(16384, _integer(1), "bytes of a prompt")
+    max_extra_args_bytes: int = _param(65536, _integer(1), "bytes of extra_args")
+    max_picture_bytes: int = _param(32 * 2**20, _integer(1), "bytes of a picture's file")
     warmup_sizes: tuple[tuple[int, int], ...] = _param(
         (), _sizes, "sizes to warm up at load, as '512x512, 768x512' (height x width); the first is also the probe's"
     )

@@ -11,7 +11,9 @@
     └── ServerError                  ours
         ├── PipelineError            the pipeline raised while it ran this request
         ├── OutOfMemoryError         this request alone does not fit the device
+        ├── NotFiniteError           the pipeline's output holds NaN or infinity
         ├── ExecutorError            the executor broke while it held this request
+        ├── HungError                a unit of work took longer than the watchdog allows
         ├── ConfigurationError       a configuration parameter is wrong; names it
         └── ModelLoadError           the model cannot be loaded
 
@@ -23,6 +25,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import ClassVar
 
 _PATH = re.compile(r"(?:\bfile://|(?<![\w/.]))(?:~|\.{1,2})?(?:/[\w.\-+@]+){2,}/?")
 
@@ -39,7 +42,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class DiffusionError(Exception):
-    """Base of all errors of this package; `request_id` is empty where no request is concerned."""
+    """Base of all errors of this package; `request_id` is empty where no request is concerned.
+
+    Attributes:
+        reason: what the kind of error is called in the metrics; one of `telemetry.ERROR_REASONS`.
+    """
+
+    reason: ClassVar[str] = "internal"
 
     def __init__(self, message: str, *, request_id: str = "") -> None:
         super().__init__(message)
@@ -59,6 +68,8 @@ class InvalidArgumentError(CallerError):
         problem: what is wrong with which value, and what is allowed.
     """
 
+    reason = "argument"
+
     def __init__(self, field: str, problem: str, *, request_id: str = "") -> None:
         super().__init__(f"{field}: {problem}", request_id=request_id)
         self.field = field
@@ -73,6 +84,8 @@ class RequestCancelledError(CallerError):
 
 class DeadlineExceededError(CallerError):
     """The request's timeout passed before it was done."""
+
+    reason = "deadline"
 
     def __init__(self, timeout_s: float, *, request_id: str = "", where: str = "") -> None:
         super().__init__(
@@ -89,12 +102,16 @@ class UnavailableError(DiffusionError):
 class QueueFullError(UnavailableError):
     """As many requests wait as `max_waiting` allows."""
 
+    reason = "queue_full"
+
     def __init__(self, max_waiting: int, *, request_id: str = "") -> None:
         super().__init__(f"the queue is full ({max_waiting} requests wait); try again later", request_id=request_id)
 
 
 class EngineStoppedError(UnavailableError):
     """The engine is draining or has stopped."""
+
+    reason = "stopping"
 
     def __init__(self, reason: str = "the server is stopping", *, request_id: str = "") -> None:
         super().__init__(f"{reason}; send the request to another replica, or again later", request_id=request_id)
@@ -106,6 +123,8 @@ class ServerError(DiffusionError):
 
 class PipelineError(ServerError):
     """The pipeline raised while it ran this request."""
+
+    reason = "pipeline"
 
     def __init__(self, cause: BaseException, *, request_id: str = "", where: str = "") -> None:
         # The text of an OSError names the file; what went wrong with it is enough.
@@ -120,10 +139,25 @@ class PipelineError(ServerError):
 class OutOfMemoryError(ServerError):
     """The device has too little memory for this request alone."""
 
-    def __init__(self, *, request_id: str = "") -> None:
+    reason = "out_of_memory"
+
+    def __init__(self, *, request_id: str = "", where: str = "") -> None:
         super().__init__(
-            "out of device memory: this request does not fit even alone; "
+            f"out of device memory{where and ' ' + where}: this request does not fit even alone; "
             "ask for a smaller size, fewer frames or fewer outputs",
+            request_id=request_id,
+        )
+
+
+class NotFiniteError(ServerError):
+    """The pipeline's output holds NaN or infinity, which would be handed out as a black picture or as silence."""
+
+    reason = "not_finite"
+
+    def __init__(self, name: str, *, request_id: str = "") -> None:
+        super().__init__(
+            f"the pipeline's output is not finite: {name} hold NaN or infinity after decode; ask for other arguments, "
+            "or, if it happens often, load the model with a wider dtype (float16 overflows where bfloat16 does not)",
             request_id=request_id,
         )
 
@@ -131,9 +165,24 @@ class OutOfMemoryError(ServerError):
 class ExecutorError(ServerError):
     """The executor broke while it held this request."""
 
+    reason = "executor"
+
     def __init__(self, cause: BaseException, *, request_id: str = "") -> None:
         super().__init__(
             f"the executor failed ({type(cause).__name__}); the request was lost, send it again",
+            request_id=request_id,
+        )
+
+
+class HungError(ServerError):
+    """A unit of work took longer than `watchdog_timeout_s`; the model's process is ended."""
+
+    reason = "hung"
+
+    def __init__(self, what: str, limit_s: float, *, request_id: str = "") -> None:
+        super().__init__(
+            f"the model hangs: {what} was not done within {limit_s:g} s, and its process is ended; "
+            "send the request again when the server is back",
             request_id=request_id,
         )
 

@@ -158,6 +158,7 @@ class Event:
         preview: uint8 (n, H, W, 3), with PREVIEW.
         result: with FINISHED.
         error: with FAILED and CANCELLED.
+        record: where the time went, with the final ones.
     """
 
     kind: EventKind
@@ -168,6 +169,7 @@ class Event:
     preview: NDArray[np.uint8] | None = None
     result: DiffusionResult | None = None
     error: DiffusionError | None = None
+    record: RequestRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

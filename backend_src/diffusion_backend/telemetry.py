@@ -21,6 +21,21 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 
+OUTCOMES = ("completed", "failed", "cancelled", "rejected")
+ERROR_REASONS = (
+    "argument",
+    "deadline",
+    "queue_full",
+    "stopping",
+    "pipeline",
+    "out_of_memory",
+    "not_finite",
+    "hung",
+    "executor",
+    "internal",
+)
+"""Why a request failed or was rejected: the `reason` of each kind of error in `errors`."""
+
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
@@ -45,6 +60,7 @@ class MetricSpec:
 
 
 REQUESTS_TOTAL = MetricSpec("diffusion_requests_total", "counter", "Requests ended, by outcome", ("outcome",))
+ERRORS_TOTAL = MetricSpec("diffusion_errors_total", "counter", "Requests failed or rejected, by reason", ("reason",))
 REQUESTS_RUNNING = MetricSpec("diffusion_requests_running", "gauge", "Requests being worked on")
 REQUESTS_WAITING = MetricSpec("diffusion_requests_waiting", "gauge", "Requests waiting in the engine's own queue")
 PHASE_SECONDS = {
@@ -94,8 +110,25 @@ STEP_BATCHING = MetricSpec(
     ("denoiser", "reason"),
 )
 
+PROMPT_CACHE_HITS = MetricSpec(
+    "diffusion_prompt_cache_hits_total", "counter", "Prompts whose embeddings were taken from the cache"
+)
+PROMPT_CACHE_MISSES = MetricSpec(
+    "diffusion_prompt_cache_misses_total", "counter", "Prompts that were encoded while the cache was on"
+)
+PROMPT_CACHE_BYTES = MetricSpec("diffusion_prompt_cache_bytes", "gauge", "Bytes of the cached prompt embeddings")
+
+UNARY_TWIN = MetricSpec(
+    "diffusion_unary_twin",
+    "gauge",
+    "1 for each unary twin; its requests are counted by the streaming model that it names",
+    ("stream_model",),
+)
+"""The one metric that is a twin's and not a streaming model's."""
+
 METRICS: tuple[MetricSpec, ...] = (
     REQUESTS_TOTAL,
+    ERRORS_TOTAL,
     REQUESTS_RUNNING,
     REQUESTS_WAITING,
     *PHASE_SECONDS.values(),
@@ -107,6 +140,9 @@ METRICS: tuple[MetricSpec, ...] = (
     OUTPUTS_TOTAL,
     SOLO_CALLS_TOTAL,
     STEP_BATCHING,
+    PROMPT_CACHE_HITS,
+    PROMPT_CACHE_MISSES,
+    PROMPT_CACHE_BYTES,
 )
 
 
@@ -175,19 +211,29 @@ class Telemetry:
             self._leave(REQUESTS_WAITING)
             self._enter(REQUESTS_RUNNING)
 
-    def rejected(self) -> None:
-        """A request was refused before it entered the queue."""
+    def rejected(self, reason: str) -> None:
+        """A request was refused, for `reason` (of `ERROR_REASONS`), before it entered the queue."""
         with self._lock:
             self._sink.add(REQUESTS_TOTAL, {"outcome": "rejected"}, 1)
+            self._sink.add(ERRORS_TOTAL, {"reason": reason}, 1)
 
-    def ended(self, outcome: Literal["completed", "failed", "cancelled"], record: RequestRecord, *, ran: bool) -> None:
-        """A request ended; `ran` tells whether it had been admitted.
+    def ended(
+        self,
+        outcome: Literal["completed", "failed", "cancelled"],
+        record: RequestRecord,
+        *,
+        ran: bool,
+        reason: str | None = None,
+    ) -> None:
+        """A request ended; `ran` tells whether it had been admitted, `reason` (of `ERROR_REASONS`) why it failed.
 
         Histograms of times are filled by completed requests only: a failed one's times say nothing of the service.
         """
         with self._lock:
             self._leave(REQUESTS_RUNNING if ran else REQUESTS_WAITING)
             self._sink.add(REQUESTS_TOTAL, {"outcome": outcome}, 1)
+            if reason is not None:
+                self._sink.add(ERRORS_TOTAL, {"reason": reason}, 1)
             if outcome != "completed":
                 return
             seconds = record.seconds()
@@ -215,6 +261,13 @@ class Telemetry:
         """`count` denoising steps were done outside joint forwards."""
         with self._lock:
             self._sink.add(STEPS_TOTAL, {}, count)
+
+    def prompt_cache(self, hits: int, misses: int, bytes_added: int) -> None:
+        """Prompts were found in the cache of embeddings, or encoded, and its entries have grown by so many bytes."""
+        with self._lock:
+            self._sink.add(PROMPT_CACHE_HITS, {}, hits)
+            self._sink.add(PROMPT_CACHE_MISSES, {}, misses)
+            self._sink.add(PROMPT_CACHE_BYTES, {}, bytes_added)
 
     def solo(self, reason: str) -> None:
         """A denoiser call could not share a forward, for `reason`."""

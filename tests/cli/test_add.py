@@ -15,6 +15,8 @@ from tests.cli.conftest import EMOJI, ROOT, make_pipeline, parameters_of, snapsh
 
 FIELDS = {field.name: field for field in dataclasses.fields(ModelConfig) if field.name != "model"}
 
+FAULTS = '[{"fault": "die", "phase": "load"}]'
+
 
 def option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
@@ -22,7 +24,7 @@ def option(name: str) -> str:
 
 def a_value(name: str) -> str:
     """Return a text that a parameter's own parser takes, and that is not its default."""
-    for text in (*parameters._choices(FIELDS[name]), "3", "0.25", "true", "64x96, 32x32", "name=path"):
+    for text in (*parameters._choices(FIELDS[name]), "3", "0.25", "true", "false", "64x96, 32x32", "name=path", FAULTS):
         with contextlib.suppress(ConfigurationError):
             if FIELDS[name].metadata["parse"](name, text) != FIELDS[name].default:
                 return text

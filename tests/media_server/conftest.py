@@ -15,18 +15,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from diffusion_backend.pipelines.adapters import Adapters
 from diffusion_backend.pipelines.loader import load_pipeline
 from diffusion_backend.pipelines.reference import run_alone
 from diffusion_backend.request import PICTURES, DiffusionOutput, DiffusionRequest
 from diffusion_backend.serve.ports import free_ports
 from diffusion_backend.serve.server import TritonServer
 from tests.support.client import Served, eventually
-from tests.support.media_models import save_all
+from tests.support.media_models import save_adapter, save_all
 
 ROOT = Path(__file__).parents[2]
 EMOJI = ROOT / "models" / "emoji"
 READY_S = 600.0
-"""Generous: eight models are loaded, and other work may share the machine."""
+"""Generous: nine models are loaded, and other work may share the machine."""
 
 TEXT = "emoji"
 """The text-to-image neighbour of the models under test."""
@@ -42,6 +43,7 @@ PARAMETERS: dict[str, Mapping[str, str]] = {
     "control": SMALL,
     "redraw": {**REDRAW, "max_side": "256"},
     TEXT: {"warmup_sizes": "64x64"},
+    "styled": {"warmup_sizes": "64x64", "step_batching": "require"},
 }
 """The parameters of each model, besides `model`."""
 
@@ -69,15 +71,28 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The folder of each model's weights: all but the emoji's are tiny and random."""
-    return {**save_all(tmp_path_factory.mktemp("weights")), "redraw": EMOJI, TEXT: EMOJI}
+    return {**save_all(tmp_path_factory.mktemp("weights")), "redraw": EMOJI, "styled": EMOJI, TEXT: EMOJI}
 
 
 @pytest.fixture(scope="session")
-def triton(tmp_path_factory: pytest.TempPathFactory, weights: Mapping[str, Path]) -> Iterator[TritonServer]:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The files of the model `styled`: two LoRA adapters of random weights."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return {
+        name: save_adapter(EMOJI, folder / f"{name}.safetensors", seed) for seed, name in enumerate(("ink", "chalk"))
+    }
+
+
+@pytest.fixture(scope="session")
+def triton(
+    tmp_path_factory: pytest.TempPathFactory, weights: Mapping[str, Path], adapters: Mapping[str, Path]
+) -> Iterator[TritonServer]:
     """The server; each model has its unary twin."""
     repository = tmp_path_factory.mktemp("media") / "repository"
+    loras = {"styled": {"loras": ", ".join(f"{name}={path}" for name, path in adapters.items())}}
     for name, parameters in PARAMETERS.items():
-        add_model(repository, name, "StreamingModel", {"model": str(weights[name]), **parameters})
+        own = {"model": str(weights[name]), **parameters, **loras.get(name, {})}
+        add_model(repository, name, "StreamingModel", own)
         add_model(repository, f"{name}_unary", "UnaryModel", {})
     http_port, grpc_port, metrics_port = free_ports("127.0.0.1", 3)
     server = TritonServer(
@@ -125,12 +140,13 @@ Alone = Callable[..., DiffusionOutput]
 
 
 @pytest.fixture(scope="session")
-def alone(weights: Mapping[str, Path]) -> Alone:
+def alone(weights: Mapping[str, Path], adapters: Mapping[str, Path]) -> Alone:
     """The bare pipeline in this process, with the weights that are served: `alone(model, prompt, seed=…, …)`.
 
     The arguments are those of `DiffusionRequest.make`; a picture may be given by itself.
     """
     pipelines: dict[str, Any] = {}
+    styles: dict[str, Adapters] = {}
     known: dict[str, DiffusionOutput] = {}
 
     def run(model: str, prompt: str | tuple[str, ...] = "a red apple", **values: Any) -> DiffusionOutput:
@@ -146,7 +162,11 @@ def alone(weights: Mapping[str, Path]) -> Alone:
             if model not in pipelines:
                 name = REDRAW["pipeline_class"] if model == "redraw" else None
                 pipelines[model] = load_pipeline(str(weights[model]), pipeline_class=name)
-            known[key] = run_alone(pipelines[model], DiffusionRequest.make(prompt, **values))
+                if model == "styled":
+                    styles[model] = Adapters(pipelines[model], {name: str(path) for name, path in adapters.items()})
+                    styles[model].load_registered()
+            request = DiffusionRequest.make(prompt, **values)
+            known[key] = run_alone(pipelines[model], request, adapters=styles.get(model))
         return known[key]
 
     return run

@@ -52,6 +52,7 @@ REFUSED = [
     ("redraw", {}, r"image: it is missing; StableDiffusionImg2ImgPipeline needs a picture here"),
     ("redraw", {"image": RAW, "output_format": "wav"}, r"output_format: 'wav' is for audio, but the output is image"),
     ("redraw", {"image": RAW, "strength": 1.5}, r"strength: 1.5 is not allowed; it must be from 0.0 to 1.0"),
+    ("redraw", {"image": RAW, "strength": 0.5}, r"strength: 0.5 of 1 steps leaves none; it must be at least 1.0"),
     ("redraw", {"image": RAW, "strength": NAN}, r"strength: nan is not allowed"),
     ("redraw", {"image": RAW, "duration_s": 1.0}, r"duration_s: StableDiffusionImg2ImgPipeline has no such argument"),
     (TEXT, {"image": RAW}, r"^image: .* has no such argument; leave it out"),

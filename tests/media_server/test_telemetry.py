@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.support.client import eventually
 from tests.support.media_files import array, picture
 
 PARTS = ("queue", "preprocess", "execute", "postprocess")
@@ -45,3 +46,19 @@ def test_outputs_are_counted_by_modality_and_parts_sum_39(served, model):
     for name, key in {**{name: name for name in PARTS}, "duration": "total"}.items():
         seconds = delta.get(f"diffusion_request_{name}_seconds_sum", model)
         assert seconds == pytest.approx(answer.metrics[f"time_{key}_ms"] / 1e3, rel=1e-3, abs=1e-4)
+
+
+def test_a_prompt_that_came_before_is_taken_from_the_cache(served):
+    """The same prompt again, with other seeds and steps: one encoding, which stays in memory."""
+
+    def values() -> list[float]:
+        metrics = served.metrics()
+        return [
+            metrics.get(f"diffusion_prompt_cache_{name}", "emoji") for name in ("hits_total", "misses_total", "bytes")
+        ]
+
+    hits, misses, num_bytes = values()
+    for seed in range(3):
+        served.infer("emoji_unary", prompt="a prompt of this test alone", seed=seed, num_inference_steps=1 + seed)
+    eventually(lambda: values()[:2] == [hits + 2, misses + 1], f"one miss and two hits; there are {values()}")
+    assert values()[2] > num_bytes

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import sys
 import threading
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -548,20 +549,18 @@ def test_the_pipelines_own_scale_is_refused(adapted: Adapted) -> None:
 @pytest.fixture(scope="module")
 def inputs() -> Any:
     """The module `triton/inputs.py`, which does not need the server that its package does."""
-    source = Path(diffusion_backend.__file__).parent / "triton" / "inputs.py"
-    spec = importlib.util.spec_from_file_location("diffusion_backend.pipelines.inputs_of_triton", source)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # where dataclasses look their annotations up
-    spec.loader.exec_module(loaded)
-    yield loaded
-    del sys.modules[spec.name]
+    package = types.ModuleType("diffusion_backend.triton_alone")
+    package.__path__ = [str(Path(diffusion_backend.__file__).parent / "triton")]
+    sys.modules[package.__name__] = package
+    yield importlib.import_module(f"{package.__name__}.inputs")
+    for name in [name for name in sys.modules if name.startswith(package.__name__)]:
+        del sys.modules[name]
 
 
 def lora_of(inputs: Any, text: str | bytes) -> tuple[tuple[str, float], ...]:
     tensors = {name: np.array([[value]], dtype=np.object_) for name, value in (("prompt", b"a dog"), ("lora", text))}
-    return inputs.parse("r", tensors, defaults={}, timeout_s=None, max_outputs=4, max_side=4, arguments=()).request.lora
+    limits = {"max_outputs": 4, "max_side": 4, "max_picture_bytes": 1, "max_extra_args_bytes": 1}
+    return inputs.parse("r", tensors, defaults={}, timeout_s=None, arguments=(), **limits).request.lora
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_request_at_every_limit_is_allowed() -> None:
         ),
         ({"extra_args": {"latents": [1]}}, CAPABILITIES, "extra_args: 'latents' cannot be set here"),
         ({"extra_args": {"eta": object()}}, CAPABILITIES, "extra_args: 'eta' must be a plain JSON value"),
-        ({"extra_args": {"eta": [{"a": {1: 2}}]}}, CAPABILITIES, "extra_args: 'eta' must be a plain JSON value"),
+        ({"extra_args": {"eta": [{"a": {1: 2}}]}}, CAPABILITIES, "extra_args: 'a' must be a plain JSON value"),
     ],
 )
 def test_each_rule_names_the_field_the_value_and_what_is_allowed(
@@ -193,6 +193,44 @@ def test_a_call_of_several_has_lists_and_a_generator_each() -> None:
     assert [g.initial_seed() for g in call["generator"]] == [1, 2, 1, 2]
     assert (call["height"], call["num_inference_steps"]) == (8, 3)
     assert not {"num_images_per_prompt", "width"} & set(call)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "count", "given", "called"),
+    [
+        (("a",), 2, "x", "x"),  # the pipeline repeats it, as it does the prompt
+        (("a",), 2, ["x"], "x"),
+        (("a", "b"), 1, ["x", "y"], ["x", "y"]),
+        (("a", "b"), 2, ["x", "y"], ["x", "x", "y", "y"]),
+        (("a", "b"), 2, "x", ["x"] * 4),
+    ],
+)
+@pytest.mark.parametrize("name", ["prompt_2", "negative_prompt_3"])
+def test_prompts_of_further_encoders_go_the_way_of_the_prompts(
+    name: str, prompts: Any, count: int, given: Any, called: Any
+) -> None:
+    request = make(prompts, num_outputs_per_prompt=count, extra_args={name: given})
+    assert call_arguments(request, CAPABILITIES.arguments | {name}, "pt")[name] == called
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"sigmas": [0.5, 0.1]}, {"system_prompt": "Draw:"}, {"phrases": ["a", "b"]}, {"original_size": [64, 64]}],
+)
+def test_other_lists_and_texts_are_handed_on_as_they_are(extra: dict[str, Any]) -> None:
+    request = make(("a", "b"), num_outputs_per_prompt=2, extra_args=extra)
+    call = call_arguments(request, CAPABILITIES.arguments | set(extra), "pt")
+    assert {name: call[name] for name in extra} == extra
+
+
+def test_further_prompts_that_belong_to_no_prompt_are_refused() -> None:
+    capabilities = replace(CAPABILITIES, arguments=CAPABILITIES.arguments | {"prompt_2"})
+    check(make(("a", "b"), extra_args={"prompt_2": ["x", "y"]}), capabilities)
+    for texts in ([], ["x"], ["x", "y", "z"]):
+        with pytest.raises(InvalidArgumentError) as caught:
+            check(make(("a", "b"), extra_args={"prompt_2": texts}), capabilities)
+        assert caught.value.field == "extra_args"
+        assert f"'prompt_2' has {len(texts)} texts for 2 prompts; give one for each, or one text" in str(caught.value)
 
 
 def test_the_other_side_is_filled_in_only_where_one_is_given() -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from diffusion_backend.config import ModelConfig
+from diffusion_backend.engine import DiffusionEngine
 from diffusion_backend.errors import ConfigurationError, ModelLoadError
 from diffusion_backend.pipelines import loader, memory
+from diffusion_backend.pipelines.executor import PipelineExecutor
 from diffusion_backend.pipelines.probe import prepare
-from diffusion_backend.pipelines.reference import own_copy
+from diffusion_backend.pipelines.prompt_cache import PromptCache
+from diffusion_backend.pipelines.reference import own_copy, run_alone
+from diffusion_backend.request import DiffusionRequest
+from tests.pipelines.conftest import assert_alike
 from tests.support import tiny
 
 
@@ -48,6 +57,39 @@ def test_offloading_needs_a_gpu_and_is_handed_on_there(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(pipeline), "enable_model_cpu_offload", lambda self, device: told.append(device))
     memory.place(pipeline, config(enable_model_cpu_offload="true"), "cuda:1")
     assert told == ["cuda:1"]
+
+
+def test_offloaded_modules_serve_joint_forwards() -> None:
+    """accelerate's real hooks, with the CPU as the device to work on: they move nothing, but run when they would."""
+    pipeline = tiny.stable_diffusion()
+    memory.place(pipeline, config(enable_model_cpu_offload="true"), "cpu:0")
+    used: list[str] = []
+
+    def noted(name: str, pre_forward: Any, *args: Any, **kwargs: Any) -> Any:
+        used.append(name)
+        return pre_forward(*args, **kwargs)
+
+    for name in ("text_encoder", "unet", "vae"):
+        hook = getattr(pipeline, name)._hf_hook
+        hook.pre_forward = partial(noted, name, hook.pre_forward)
+    capabilities, _, output_type = prepare(pipeline)
+    assert capabilities.joint == {"unet": None}
+    cache = PromptCache(1_000_000)
+    engine = DiffusionEngine(PipelineExecutor(pipeline, capabilities, output_type=output_type, prompt_cache=cache))
+    requests = [DiffusionRequest.make("a dog", seed=seed, num_inference_steps=3) for seed in range(3)]
+    used.clear()
+    engine.start()
+    try:
+        results = [handle.result(120) for handle in [engine.submit(request) for request in requests]]
+    finally:
+        engine.shutdown()
+    assert used.count("text_encoder") == 2  # the prompt and the negative one, for the first request only
+    assert 3 <= used.count("unet") < 9, "no forward was shared"
+    assert used.count("vae") == 3
+    for request, result in zip(requests, results, strict=True):
+        expected = run_alone(tiny.stable_diffusion(), request, output_type=output_type).images
+        assert expected is not None
+        assert_alike(result.output.images, expected)
 
 
 def test_the_end_of_one_request_does_not_take_the_offloading_hooks_from_the_others() -> None:
@@ -85,12 +127,58 @@ def test_quantization_becomes_the_configuration_of_diffusers(monkeypatch: pytest
     assert memory.quantization_config(None) is None
 
 
+INT8 = {
+    "quant_backend": "torchao",
+    "quant_kwargs": {"quant_type": "Int8WeightOnlyConfig"},
+    "components_to_quantize": ["unet"],
+}
+
+
+def test_weights_are_quantized_and_pictures_are_nearly_the_same(tmp_path: Path) -> None:
+    """With a real quantizer, in joint forwards. (Not a dependency: importing it writes into everybody's log.)"""
+    pytest.importorskip("torchao")
+    tiny.stable_diffusion().save_pretrained(tmp_path)
+    executor = loader.load(
+        ModelConfig(model=str(tmp_path), quantization=json.dumps(INT8), step_batching="require"), device="cpu"
+    )
+    weights = {type(weight).__name__ for weight in executor.pipeline.unet.parameters()}
+    assert "Int8Tensor" in weights
+    assert {type(weight).__name__ for weight in executor.pipeline.vae.parameters()} == {"Parameter"}
+    requests = [DiffusionRequest.make("a dog", seed=seed, num_inference_steps=3) for seed in range(3)]
+    engine = DiffusionEngine(executor)
+    engine.start()
+    try:
+        results = [handle.result(120) for handle in [engine.submit(request) for request in requests]]
+    finally:
+        engine.shutdown()
+    for request, result in zip(requests, results, strict=True):
+        exact = run_alone(tiny.stable_diffusion(), request).images
+        assert exact is not None
+        assert result.output.images is not None
+        difference = np.abs(result.output.images.astype(int) - exact.astype(int)).max()
+        assert 0 < difference <= 8
+
+
+def test_a_type_that_torchao_does_not_have_is_refused() -> None:
+    pytest.importorskip("torchao")
+    text = json.dumps({**INT8, "quant_kwargs": {"quant_type": "Int8WeightOnly"}})
+    with pytest.raises(ConfigurationError, match=r"'Int8WeightOnly' is not one of .*; did you mean 'Int8WeightOnlyCo"):
+        memory.quantization_config(text)
+
+
+def test_a_quantizer_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(ConfigurationError, match="parameter 'quantization': torchao is not installed"):
+        memory.quantization_config(json.dumps(INT8))
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("{", "it is not JSON"),
         ("[]", "it must be a JSON object, not list"),
         ('{"quant_backend": "no_such"}', "refuses it"),
+        ('{"quant_backend": "torchao"}', "torchao needs components_to_quantize, a list of names, and quant_kwargs"),
         ('{"backend": "x"}', "refuses it: .*unexpected keyword"),
     ],
 )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from diffusion_backend.errors import NotFiniteError
 from diffusion_backend.pipelines.offload import CudaCopier, defer_output
-from diffusion_backend.pipelines.outputs import to_output
+from diffusion_backend.pipelines.outputs import is_finite, to_output
 
 
 class FakeDevice:
@@ -41,7 +43,7 @@ def test_what_is_read_is_what_was_made_and_not_what_lay_there_before() -> None:
     deferred = defer_output(raw, sample_rate=None, frame_rate=None, copier=device)
     assert device.waited == 0, "the engine's thread waited for the copy"
     output = deferred.get()
-    assert device.waited == 1
+    assert device.waited == 2, "for the pictures, and for whether they are finite"
     assert np.array_equal(output.images, to_output(raw).images)
 
 
@@ -49,10 +51,29 @@ def test_pictures_cross_as_bytes_and_sound_as_float32() -> None:
     raw = SimpleNamespace(frames=pictures()[None], audio=torch.zeros(1, 2, 100, dtype=torch.float16))
     device = FakeDevice()
     output = defer_output(raw, sample_rate=16000, frame_rate=8.0, copier=device).get()
-    assert sorted(map(str, device.copied)) == ["torch.float32", "torch.uint8"]
+    assert sorted(map(str, device.copied)) == ["torch.bool", "torch.float32", "torch.uint8"]
     assert output.video.shape == (1, 2, 8, 8, 3)
     assert output.audio.shape == (1, 2, 100)
     assert (output.sample_rate, output.frame_rate) == (16000, 8.0)
+
+
+@pytest.mark.parametrize("copier", [FakeDevice, lambda: None])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["images", "frames", "audio"])
+def test_what_is_not_finite_is_an_error_and_no_black_picture(copier: Callable[[], Any], bad: float, name: str) -> None:
+    values = {"images": pictures(), "frames": pictures()[None], "audio": torch.zeros(1, 2, 100)}[name]
+    values.view(-1)[5] = bad
+    deferred = defer_output(SimpleNamespace(**{name: values}), sample_rate=8, frame_rate=8.0, copier=copier())
+    with pytest.raises(NotFiniteError, match=f"not finite: {name} hold NaN or infinity"):
+        deferred.get()
+
+
+@pytest.mark.parametrize("wrap", [np.asarray, list, lambda array: [list(array)]])
+def test_arrays_and_lists_are_looked_into_too(wrap: Callable[[Any], Any]) -> None:
+    array = np.zeros((2, 8, 8, 3), dtype=np.float32)
+    assert is_finite(wrap(array))
+    array[1, 2, 3, 0] = np.nan
+    assert not is_finite(wrap(array))
 
 
 def test_on_the_cpu_nothing_is_copied() -> None:

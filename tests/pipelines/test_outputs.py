@@ -66,12 +66,30 @@ def test_pictures_have_no_rates() -> None:
 
 
 def test_a_video_with_sound_has_both_and_their_rates() -> None:
-    raw = SimpleNamespace(frames=torch.zeros(2, 5, 3, 4, 6), audio=torch.zeros(2, 2, 100))
+    raw = SimpleNamespace(frames=torch.zeros(2, 5, 3, 4, 6), audio=torch.zeros(2, 2, 10000))
     output = to_output(raw, sample_rate=16000, frame_rate=8.0)
     assert output.modalities == ("video", "audio")
     assert output.audio is not None
-    assert output.audio.shape == (2, 2, 100)
+    assert output.audio.shape == (2, 2, 10000)
     assert output.sample_rate == 16000
+
+
+@pytest.mark.parametrize(
+    ("samples", "kept"),
+    [(1000, 1000), (901, 901), (1099, 1099), (900, 1000), (450, 1000), (1100, 1000), (5000, 1000)],
+)
+def test_sound_is_as_long_as_its_video_within_a_frame(samples: int, kept: int) -> None:
+    """Ten frames of 100 samples: what is missing is silence at the end, what is too much is cut there."""
+    sound = torch.full((2, 1, samples), 0.5)
+    raw = SimpleNamespace(frames=torch.zeros(2, 10, 3, 4, 4), audio=sound)
+    audio = to_output(raw, frame_rate=8.0, sample_rate=800).audio
+    assert audio is not None
+    assert audio.shape == (2, 1, kept)
+    assert (audio[:, :, :samples] == 0.5).all()
+    assert (audio[:, :, samples:] == 0).all()
+    unknown = to_output(raw, frame_rate=None, sample_rate=800).audio
+    assert unknown is not None
+    assert unknown.shape == (2, 1, samples)
 
 
 def test_an_output_of_nothing_is_an_error() -> None:

@@ -24,6 +24,7 @@ from diffusion_backend.errors import (
 from diffusion_backend.pipelines import layout
 from diffusion_backend.pipelines.executor import PipelineExecutor, _Raised, is_out_of_memory, run_calls
 from diffusion_backend.pipelines.meeting_point import Call, CallLayout, MeetingPoint
+from diffusion_backend.pipelines.oom import RowLimits
 from diffusion_backend.request import DiffusionRequest, Event, EventKind
 from tests.pipelines.conftest import DEADLINE_S, Served, assert_alike
 from tests.support.fakes import Recorder
@@ -238,7 +239,7 @@ def test_a_poisoned_request_fails_alone_among_eight(
         handles = running.together(requests)
         for i, (r, handle) in enumerate(zip(requests, handles, strict=True)):
             if i == 3:
-                with pytest.raises(PipelineError, match="failed after 0 steps: RuntimeError: bad row") as e:
+                with pytest.raises(PipelineError, match="failed in step 1: RuntimeError: bad row") as e:
                     handle.result(DEADLINE_S)
                 assert "/srv" not in e.value.message
                 assert e.value.request_id == r.request_id
@@ -264,13 +265,62 @@ def test_out_of_memory_halves_the_forward_until_it_fits(
         return original(sample, *args, **kwargs)
 
     monkeypatch.setattr(point, "original", small_device)
-    requests = [make(f"a dog {i}", i, num_inference_steps=3) for i in range(6)]  # 12 rows
+    monkeypatch.setattr(point, "row_limits", RowLimits())
+    requests = [make(f"a dog {i}", i, num_inference_steps=6) for i in range(6)]  # 12 rows
     with sd.running() as running:
         results = running.results(requests)
+        again = running.results([make(f"a cat {i}", i, num_inference_steps=2) for i in range(6)])
     for r, result in zip(requests, results, strict=True):
         assert_alike(result.output.images, sd.alone(r))
     assert max(sizes) == 12
     assert max(size for size in sizes if size <= most) > most // 2
+    assert len(again) == 6
+    too_large = [i for i, size in enumerate(sizes) if size > most]
+    assert max(too_large) < len(sizes) / 3, f"what did not fit at the first step was tried again: {sizes}"
+
+
+def test_one_request_that_runs_out_of_memory_by_itself_lowers_no_limit(
+    sd: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a single call fails, too, the number of rows was not to blame."""
+    caplog.set_level(logging.CRITICAL)
+    point = sd.points[0]
+    original = point.original
+    sizes: list[int] = []
+    with torch.no_grad():
+        marker = sd.bare.encode_prompt("poison", torch.device("cpu"), 1, do_classifier_free_guidance=False)[0][0]
+
+    def leaky(sample: torch.Tensor, timestep: Any, encoder_hidden_states: torch.Tensor, **kwargs: Any) -> Any:
+        sizes.append(len(sample))
+        if any(torch.allclose(row, marker, atol=1e-6) for row in encoder_hidden_states):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(sample, timestep, encoder_hidden_states=encoder_hidden_states, **kwargs)
+
+    monkeypatch.setattr(point, "original", leaky)
+    monkeypatch.setattr(point, "row_limits", RowLimits())
+    with sd.running() as running:
+        handles = running.together(
+            [make("poison" if i == 1 else f"a dog {i}", i, num_inference_steps=4) for i in range(4)]
+        )
+        with pytest.raises(OutOfMemoryError, match="out of device memory in step 1"):
+            handles[1].result(DEADLINE_S)
+        for i in (0, 2, 3):
+            handles[i].result(DEADLINE_S)
+    assert sizes[0] == 8
+    assert sizes[-1] == 6, "the others go on together"
+    assert not point.row_limits
+
+
+def test_a_limit_of_rows_holds_for_larger_ones_and_not_for_smaller() -> None:
+    limits = RowLimits()
+    assert not limits
+    assert limits.of(100) is None
+    limits.note(100, 8)
+    limits.note(400, 2)
+    assert [limits.of(size) for size in (99, 100, 399, 400, 10_000)] == [None, 8, 8, 2, 2]
+    limits.note(100, 1)
+    limits.note(100, 4)
+    assert [limits.of(size) for size in (100, 400)] == [1, 1]
 
 
 def test_a_request_that_does_not_fit_alone_fails_alone_and_the_next_is_fine(
@@ -286,6 +336,7 @@ def test_a_request_that_does_not_fit_alone_fails_alone_and_the_next_is_fine(
         return original(sample, *args, **kwargs)
 
     monkeypatch.setattr(point, "original", small_device)
+    monkeypatch.setattr(point, "row_limits", RowLimits())
     small = [make(f"a dog {i}", i, num_inference_steps=3) for i in range(2)]
     with sd.running() as running:
         huge, *others = running.together([make("a cat", 9, num_inference_steps=3, num_outputs_per_prompt=3), *small])

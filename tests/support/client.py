@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
+from diffusion_backend.serve import Access
+
 DEADLINE_S = 120.0
 """For whatever must happen; generous, since other work may share the machine."""
 
@@ -40,6 +42,7 @@ DTYPES: dict[str, type] = {
     "seed": np.int64,
     "output_format": np.object_,
     "extra_args": np.object_,
+    "lora": np.object_,
     "preview_interval": np.int32,
     "progress": np.bool_,
 }
@@ -145,6 +148,7 @@ class StreamCall:
         timeout_s: the request's time-out, in Triton's queue and after.
         name_code: whether the text of an error is to begin with its code's name. (The header `triton_grpc_error`, which
             ends a stream with the status, crashes the server of release 24.10 within a few hundred errors.)
+        headers: further gRPC metadata.
     """
 
     def __init__(
@@ -158,6 +162,7 @@ class StreamCall:
         priority: int = 0,
         timeout_s: float | None = None,
         name_code: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.answers: list[Answer] = []
         self.error: InferenceServerException | None = None
@@ -166,7 +171,7 @@ class StreamCall:
         self.num_finals = 0
         self._changed = threading.Condition()
         self._client = tritonclient.grpc.InferenceServerClient(url)
-        self._client.start_stream(self._collect)
+        self._client.start_stream(self._collect, headers=headers)
         self.sent_at = time.monotonic()
         self._client.async_stream_infer(
             model,
@@ -248,12 +253,15 @@ class Served:
 
     Args:
         http_url, grpc_url, metrics_url: `host:port` of each endpoint.
+        access: the server's; `admin` is what a call of a restricted endpoint takes as `headers`.
     """
 
-    def __init__(self, http_url: str, grpc_url: str, metrics_url: str) -> None:
+    def __init__(self, http_url: str, grpc_url: str, metrics_url: str, access: Access | None = None) -> None:
         self.http_url = http_url
         self.grpc_url = grpc_url
         self.metrics_url = metrics_url
+        self.admin = {} if access is None else access.grpc_metadata
+        self._http_headers = {"Connection": "close", **({} if access is None else access.http_headers)}
         self.grpc = tritonclient.grpc.InferenceServerClient(grpc_url)
 
     def close(self) -> None:
@@ -306,7 +314,7 @@ class Served:
 
     def stream(self, model: str = "emoji", **options: Any) -> StreamCall:
         """Start a call of a streaming model; see `StreamCall` for the options, the other names are inputs."""
-        names = ("outputs", "request_id", "priority", "timeout_s", "name_code")
+        names = ("outputs", "request_id", "priority", "timeout_s", "name_code", "headers")
         settings = {name: options.pop(name) for name in names if name in options}
         return StreamCall(self.grpc_url, model, tensors(**options), **settings)
 
@@ -337,7 +345,7 @@ class Served:
         """Send a request on a connection of its own; yield the response if its status is 200."""
         connection = http.client.HTTPConnection(self.http_url, timeout=DEADLINE_S)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), {"Connection": "close"})
+            connection.request(method, path, None if body is None else json.dumps(body), self._http_headers)
             with connection.getresponse() as response:
                 if response.status != 200:
                     raise HttpError(response.status, response.read().decode())

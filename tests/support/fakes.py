@@ -85,6 +85,7 @@ class Gate:
 class _Live:
     request: DiffusionRequest
     done: int = 0
+    decoded: int = 0
 
 
 @dataclass
@@ -93,7 +94,7 @@ class FakeExecutor:
 
     What a request does is told by its `extra_args`: `key`, `rows`, `solo_reason` of its works; `raise_in`, one of
     `add_req`, `start`, `forward`, `abort`, where the whole executor call raises; `fail_at`, the step at which only this
-    request is reported as failed; `decode`, whether a DECODE comes last.
+    request is reported as failed; `decode`, how many DECODE works come last.
 
     Attributes:
         gate: every FORWARD passes through it.
@@ -177,13 +178,15 @@ class FakeExecutor:
                 report.error = PipelineError(ValueError("poisoned"), request_id=request.request_id)
                 return report
             report.events.append(Event(EventKind.STEP, request.request_id, now(), step=live.done, num_steps=steps))
+        if kind is WorkKind.DECODE:
+            live.decoded += 1
         if live.done < steps:
             key = extra.get("key", "denoiser")
             solo = extra.get("solo_reason")
             report.work = Work(
                 WorkKind.FORWARD, (key, request.request_id) if solo else key, extra.get("rows", 1), solo_reason=solo
             )
-        elif extra.get("decode") and kind is not WorkKind.DECODE:
+        elif live.decoded < extra.get("decode", 0):
             report.work = Work(WorkKind.DECODE, ("decode", request.request_id))
         else:
             del self.live[request.request_id]

@@ -137,5 +137,18 @@ def save_all(folder: Path) -> dict[str, Path]:
     return paths
 
 
+def save_adapter(model: Path, path: Path, seed: int) -> Path:
+    """Write a LoRA adapter of random weights for the denoiser of a Stable Diffusion pipeline; return its file."""
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.utils import get_peft_model_state_dict
+
+    unet = diffusers.UNet2DConditionModel.from_pretrained(model, subfolder="unet", dtype=torch.float32)
+    torch.manual_seed(seed)
+    inject_adapter_in_model(LoraConfig(r=4, init_lora_weights=False, target_modules=["to_q", "to_k", "to_v"]), unet)
+    layers = get_peft_model_state_dict(unet)
+    diffusers.StableDiffusionPipeline.save_lora_weights(path.parent, unet_lora_layers=layers, weight_name=path.name)
+    return path
+
+
 if __name__ == "__main__":
     save_all(Path(sys.argv[1]))

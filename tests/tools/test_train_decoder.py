@@ -60,6 +60,6 @@ def test_oldest_latents_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "DRAWN_AT_ONCE", DRAWN)
     monkeypatch.setattr(decoder, "MOST_DRAWN", 3)
     stage = new_stage()
-    for step in (0, 8):
+    for step in (0, 16):
         stage._draw_more(step)
     assert len(stage._drawn) == len(stage._drawn_of) == 3

@@ -23,6 +23,11 @@ _DECODERS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _READABLE = "PNG, JPEG, WebP, GIF and BMP"
 _ARRAYS = "uint8 (H, W, 3), (H, W, 4), (H, W, 1) or (H, W)"
 
+# A progressive JPEG has some ten scans. Each costs a pass over all pixels, however few bytes it has: a file of 100 kB
+# can keep a decoder busy for seconds, one of 30 MB for hours.
+_MAX_SCANS = 50
+_START_OF_SCAN = b"\xff\xda"  # within the data of a scan, 0xff is followed by other bytes
+
 # What undoes each value of EXIF's tag Orientation (CIPA DC-008, 4.6.4); 1 is upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -106,6 +111,10 @@ def _from_file(data: bytes, max_pixels: int, field: str) -> Image.Image:
     try:
         with Image.open(io.BytesIO(data), formats=_DECODERS) as image:
             _check_size(image.width, image.height, max_pixels, field)
+            if image.format in ("JPEG", "MPO") and data.count(_START_OF_SCAN) > _MAX_SCANS:
+                raise InvalidArgumentError(
+                    field, f"it is a JPEG of more than {_MAX_SCANS} scans; send it as a baseline JPEG, or as PNG"
+                )
             image.load()
             turn = _UPRIGHT.get(_orientation(image))
             flat = _flat(image)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import InvalidArgumentError, ModelLoadError, ServerError, did_you_mean, without_paths
+from .roots import check_hub, check_path
 
 MAX_WEIGHT = 10.0
 """Largest weight of an adapter, of either sign."""
@@ -150,6 +151,8 @@ class Adapters:
         self.root = None if root is None else _local(root, base).resolve()
         if self.root is not None and not self.root.is_dir():
             raise ModelLoadError(f"lora_root: there is no folder {root!r}; a relative one starts at the model's folder")
+        if self.root is not None:
+            check_path(self.root, "lora_root", links=False)  # `_find` refuses those that lead out
         self._loaded: OrderedDict[str | AdapterFile, str] = OrderedDict()  # the name that each has in the modules
         self._current: Selection | None = ()  # None: not known, as something failed half-way
         self._num_loads = 0
@@ -322,6 +325,7 @@ def _source(name: str, source: str, base: Path | None) -> tuple[str, dict[str, s
     """Return what `load_lora_weights` takes: a file or folder that exists, or a hub id (and the file's name)."""
     path = _local(source, base)
     if path.exists():
+        check_path(path, "loras")
         return str(path.resolve()), {}
     parts = source.split("/", 2)
     if source.startswith((".", "/", "~")) or len(parts) < 2 or (len(parts) == 3 and not source.endswith(_SUFFIX)):
@@ -329,6 +333,7 @@ def _source(name: str, source: str, base: Path | None) -> tuple[str, dict[str, s
             f"loras: the adapter {name!r} has the source {source!r}, which is neither a file or folder that exists nor "
             f"owner/name or owner/name/file{_SUFFIX} of the hub; a relative path starts at the model's folder"
         )
+    check_hub(source, "loras")
     return "/".join(parts[:2]), {"weight_name": parts[2]} if len(parts) == 3 else {}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 
@@ -15,45 +15,33 @@ from ..engine.executor import Capabilities
 from ..errors import InvalidArgumentError, did_you_mean
 from ..request import PICTURES, DiffusionRequest
 from .adapters import check_arguments, select
-
-OUTPUTS_PER_PROMPT = (
-    "num_images_per_prompt",
-    "num_videos_per_prompt",
-    "num_waveforms_per_prompt",
-    "num_outputs_per_prompt",
+from .extra_args import (
+    DURATION,
+    FRAME_RATE,
+    OUTPUTS_PER_PROMPT,
+    PLAIN,
+    RESERVED,
+    Limits,
+    Refuse,
+    check_extra_args,
 )
-"""What pipelines call the number of outputs a prompt."""
 
-DURATION = ("audio_length_in_s", "audio_end_in_s", "audio_duration", "duration_s")
-"""What pipelines call the length of their sound."""
-
-FRAME_RATE = ("frame_rate", "fps")
-"""What pipelines call the frames a second of their video."""
+__all__ = [
+    "DURATION",
+    "FRAME_RATE",
+    "OUTPUTS_PER_PROMPT",
+    "RESERVED",
+    "Limits",
+    "call_arguments",
+    "defaults_of",
+    "frame_rate_of",
+    "side_of",
+    "signature_of",
+    "validate",
+]
 
 DEFAULT_FRAME_RATE = 16.0
 """Frames a second of a video for which neither the request nor the pipeline names a rate."""
-
-_PLAIN = ("num_inference_steps", "guidance_scale", "height", "width", "num_frames", "strength")
-"""Fields of a request that are arguments of the same name."""
-
-RESERVED = frozenset(
-    {"generator", "output_type", "return_dict", "latents", "callback", "callback_steps", "callback_on_step_end"}
-    | {"callback_on_step_end_tensor_inputs", "prompt_embeds", "negative_prompt_embeds", "prompt", "negative_prompt"}
-    | {*_PLAIN, *OUTPUTS_PER_PROMPT, *DURATION, *FRAME_RATE, *PICTURES}
-)
-"""Arguments that `extra_args` may not set: the request has inputs for them, or they are not plain values."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one request may ask for at most; each is a configuration parameter of the same name."""
-
-    max_steps: int = 1000
-    max_side: int = 4096
-    max_outputs: int = 64
-    max_frames: int = 1024
-    max_duration_s: float = 600.0
-    max_prompt_bytes: int = 16384
 
 
 def signature_of(pipeline: Any) -> Mapping[str, inspect.Parameter]:
@@ -71,7 +59,7 @@ def defaults_of(pipeline: Any) -> dict[str, Any]:
     parameters = signature_of(pipeline)
     defaults = {
         name: parameters[name].default
-        for name in (*_PLAIN, *FRAME_RATE)
+        for name in (*PLAIN, *FRAME_RATE)
         if name in parameters and parameters[name].default is not inspect.Parameter.empty
     }
     side = side_of(pipeline)
@@ -103,7 +91,7 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
         InvalidArgumentError: naming the field, the value and what is allowed.
     """
 
-    def refuse(field: str, problem: str) -> None:
+    def refuse(field: str, problem: str) -> NoReturn:
         raise InvalidArgumentError(field, problem, request_id=request.request_id)
 
     for prompt_field in ("prompt", "negative_prompt"):
@@ -115,6 +103,10 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
     _in_range("num_inference_steps", request.num_inference_steps, 1, most, refuse)
     _in_range("num_frames", request.num_frames, 1, limits.max_frames, refuse)
     _in_range("strength", request.strength, 0.0, 1.0, refuse)
+    steps = request.num_inference_steps or capabilities.defaults.get("num_inference_steps")
+    if request.strength is not None and isinstance(steps, int) and int(request.strength * steps) < 1:
+        least = math.ceil(1000 / steps) / 1000
+        refuse("strength", f"{request.strength} of {steps} steps leaves none; it must be at least {least}")
     _in_range("frame_rate", request.frame_rate, 1.0, 240.0, refuse)
     _in_range("duration_s", request.duration_s, 0.1, limits.max_duration_s, refuse)
     _in_range("num_outputs_per_prompt", request.num_outputs_per_prompt, 1, limits.max_outputs, refuse)
@@ -147,7 +139,8 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
     select(request.lora, capabilities.adapters, capabilities.adapter_root, request_id=request.request_id)
     if capabilities.adapters or capabilities.adapter_root is not None:
         check_arguments(request.extra_args, request_id=request.request_id)
-    _check_arguments(request, capabilities, most, refuse)
+    _check_arguments(request, capabilities, replace(limits, max_steps=most), refuse)
+    _check_texts(request, refuse)
     _check_pictures(request, capabilities, refuse)
     if request.duration_s is not None and not capabilities.arguments.intersection(DURATION):
         rate = request.frame_rate or frame_rate_of(capabilities.defaults)
@@ -160,7 +153,7 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
             )
 
 
-def _check_pictures(request: DiffusionRequest, capabilities: Capabilities, refuse: Any) -> None:
+def _check_pictures(request: DiffusionRequest, capabilities: Capabilities, refuse: Refuse) -> None:
     """Refuse pictures that set the output's size, but would be rounded down to no pixels, or resized to another's."""
     least = capabilities.size_multiple
     if request.height is not None or capabilities.defaults.get("height") is not None:
@@ -174,10 +167,10 @@ def _check_pictures(request: DiffusionRequest, capabilities: Capabilities, refus
             refuse(name, "its pictures have several sizes, and set the output's; send each in a request of its own")
 
 
-def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, max_steps: int, refuse: Any) -> None:
+def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, limits: Limits, refuse: Refuse) -> None:
     known = capabilities.arguments
     for name, targets in {
-        **{name: (name,) for name in (*_PLAIN, "negative_prompt", *PICTURES)},
+        **{name: (name,) for name in (*PLAIN, "negative_prompt", *PICTURES)},
         "frame_rate": FRAME_RATE,
         "duration_s": (*DURATION, "num_frames"),
     }.items():
@@ -190,46 +183,12 @@ def _check_arguments(request: DiffusionRequest, capabilities: Capabilities, max_
         refuse("duration_s", "num_frames says the length already; leave one of them out")
     if request.num_outputs_per_prompt > 1 and not known.intersection(OUTPUTS_PER_PROMPT):
         refuse("num_outputs_per_prompt", f"{capabilities.pipeline_class} makes one output a prompt")
-    allowed = sorted(known - RESERVED)
-    for name, value in request.extra_args.items():
-        if name in RESERVED:
-            refuse("extra_args", f"{name!r} cannot be set here; allowed are {', '.join(allowed)}")
-        if name not in known:
-            refuse(
-                "extra_args",
-                f"{name!r} is not an argument of {capabilities.pipeline_class}{did_you_mean(name, allowed)} "
-                f"(allowed are {', '.join(allowed)})",
-            )
-        if not _is_plain(value):
-            refuse("extra_args", f"{name!r} must be a plain JSON value, nested {_MAX_DEPTH} deep at most")
-        if _MEDIA.search(name) and not isinstance(value, bool | int | float | type(None)):
-            refuse("extra_args", f"{name!r} can only be a number here")
-        # Lists of timesteps or sigmas are steps under another name.
-        if isinstance(value, list) and len(value) > max_steps:
-            refuse("extra_args", f"{name!r} has {len(value)} entries; at most {max_steps} are allowed")
-        if name.endswith("num_inference_steps") and not (isinstance(value, int) and 1 <= value <= max_steps):
-            refuse("extra_args", f"{name!r}: {value!r} is not allowed; it must be from 1 to {max_steps}")
+    check_extra_args(request.extra_args, known, capabilities.pipeline_class, limits, refuse)
 
 
-def _in_range(name: str, value: float | None, low: float, high: float, refuse: Any) -> None:
+def _in_range(name: str, value: float | None, low: float, high: float, refuse: Refuse) -> None:
     if value is not None and not low <= value <= high:  # a NaN is in no range
         refuse(name, f"{value} is not allowed; it must be from {low} to {high}")
-
-
-_MEDIA = re.compile("image|video|mask|frames|audio|latents|embeds")
-"""Arguments with these in their names take pictures and the like; some pipelines would fetch a text as an address."""
-
-_MAX_DEPTH = 16
-
-
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    if depth > _MAX_DEPTH:
-        return False
-    if isinstance(value, list):
-        return all(_is_plain(item, depth + 1) for item in value)
-    if isinstance(value, dict):
-        return all(isinstance(k, str) and _is_plain(v, depth + 1) for k, v in value.items())
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 def call_arguments(
@@ -272,11 +231,11 @@ def call_arguments(
         "generator": generators[0] if len(generators) == 1 else generators,
         "output_type": output_type,
         "return_dict": True,
-        **request.extra_args,
+        **{name: _each_text(name, value, len(request.prompt), each) for name, value in request.extra_args.items()},
     }
     if request.negative_prompt is not None:
         call["negative_prompt"] = each(request.negative_prompt)
-    for name in _PLAIN:
+    for name in PLAIN:
         value = getattr(request, name)
         if value is not None:
             call[name] = value
@@ -293,6 +252,34 @@ def call_arguments(
     if single and request.num_outputs_per_prompt > 1:
         call[next(n for n in OUTPUTS_PER_PROMPT if n in arguments)] = request.num_outputs_per_prompt
     return {name: value for name, value in call.items() if name in arguments}
+
+
+_OTHER_PROMPT = re.compile(r"(negative_)?prompt_\d")
+"""The prompts for a pipeline's further text encoders."""
+
+
+def _each_text(name: str, value: Any, num_prompts: int, each: Callable[[Sequence[Any]], Any]) -> Any:
+    """Return a further argument; one that has a text for each prompt goes the same way as the prompts."""
+    if isinstance(value, str) and _OTHER_PROMPT.fullmatch(name):
+        value = [value] * num_prompts
+    if _is_text_of_each(name, value) and len(value) == num_prompts:
+        return each(value)
+    return value
+
+
+def _is_text_of_each(name: str, value: Any) -> bool:
+    is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return is_texts and ("prompt" in name or name == "lyrics")
+
+
+def _check_texts(request: DiffusionRequest, refuse: Refuse) -> None:
+    """Refuse a further prompt that cannot be told to belong to one of the prompts."""
+    for name, value in request.extra_args.items():
+        if _is_text_of_each(name, value) and _OTHER_PROMPT.fullmatch(name) and len(value) != len(request.prompt):
+            refuse(
+                "extra_args",
+                f"{name!r} has {len(value)} texts for {len(request.prompt)} prompts; give one for each, or one text",
+            )
 
 
 def _time_arguments(request: DiffusionRequest, arguments: frozenset[str], frame_rate: float) -> dict[str, Any]:

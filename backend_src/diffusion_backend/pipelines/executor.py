@@ -22,12 +22,14 @@ from ..request import DeferredOutput, DiffusionOutput, DiffusionRequest, Event, 
 from ..timing import now
 from .adapters import Adapters, Selection, select
 from .arguments import call_arguments, frame_rate_of, signature_of
+from .known_device import KnownDevices
 from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
 from .module_state import restorer
 from .offload import defer_output
 from .oom import is_out_of_memory
 from .previews import decode_preview
+from .prompt_cache import PromptCache
 from .reference import own_copy
 from .step_meter import StepMeter
 
@@ -53,6 +55,18 @@ class _Raised:
     """What a call raised, to be raised again in the greenlet that made it."""
 
     error: Exception
+
+
+_BY_ARGUMENTS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    ArithmeticError,
+    NotImplementedError,
+)
+"""What pipelines raise of arguments that they do not expect."""
 
 
 @dataclass(slots=True)
@@ -81,6 +95,7 @@ class PipelineExecutor:
         capabilities: what the probe found.
         output_type: the `output_type` that the pipeline is called with.
         adapters: of the pipeline, if it has some.
+        prompt_cache: of the embeddings of prompts, or None to encode each one.
     """
 
     def __init__(
@@ -90,8 +105,11 @@ class PipelineExecutor:
         *,
         output_type: str = "pt",
         adapters: Adapters | None = None,
+        prompt_cache: PromptCache | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self.prompt_cache = prompt_cache
+        self._devices = KnownDevices(pipeline)
         self._adapters = adapters
         if adapters is not None:
             capabilities = replace(capabilities, adapters=adapters.names, adapter_root=adapters.root)
@@ -120,6 +138,7 @@ class PipelineExecutor:
     def add_req(self, request: DiffusionRequest) -> None:
         """Prepare the request's own copy of the pipeline, and the greenlet that will call it."""
         own = own_copy(self.pipeline, request.scheduler)
+        self._devices.tell(own)
         active = _Active(request, own, RequestGreenlet(self._call), _params(request, self._capabilities))
         scheduler = getattr(own, "scheduler", None)
         if hasattr(scheduler, "step"):
@@ -129,12 +148,20 @@ class PipelineExecutor:
                 lambda meter: self._on_step(active, meter),
                 keep_sample=request.preview_interval > 0,
             )
+        if self.prompt_cache is not None:
+            self.prompt_cache.attach(own, lambda: active.selection)
         if self._capabilities.exclusive:
             active.restore = restorer(self.pipeline)
         self._active[request.request_id] = active
 
     def execute(self, kind: WorkKind, request_ids: Sequence[str]) -> list[Report]:
         """Run one unit of work; see the module's docstring."""
+        reports = self._execute(kind, request_ids)
+        if self.prompt_cache is not None:
+            reports[0].prompt_cache = self.prompt_cache.take_use()
+        return reports
+
+    def _execute(self, kind: WorkKind, request_ids: Sequence[str]) -> list[Report]:
         actives = [self._active[request_id] for request_id in request_ids]
         try:
             self._use_adapters(actives[0])  # those of one forward have the same, as they are in its key
@@ -173,6 +200,11 @@ class PipelineExecutor:
             active.restore()
         self._leave(active)
         return Report(request_id, error=error, events=_take(active))
+
+    def clear_prompt_cache(self) -> None:
+        """Drop all cached embeddings: for `collective_rpc`, after a call that has changed a text encoder's weights."""
+        if self.prompt_cache is not None:
+            self.prompt_cache.clear()
 
     def _dummy_run(self, height: int | None, width: int | None) -> None:
         """Run one step of one request of this size."""
@@ -281,7 +313,7 @@ class PipelineExecutor:
             key, rows, solo_reason = outcome.point.describe(outcome)
             if self._adapters is not None:
                 key = (active.selection, key)
-            work = Work(WorkKind.FORWARD, key, rows, solo_reason)
+            work = Work(WorkKind.FORWARD, key, rows, solo_reason, max_rows=outcome.point.max_rows(outcome))
         return Report(request_id, work=work, events=_take(active), params=active.params)
 
     def _explain(self, active: _Active, error: Exception) -> DiffusionError:
@@ -290,14 +322,19 @@ class PipelineExecutor:
         if isinstance(error, DiffusionError):
             return error
         if is_out_of_memory(error):
-            return OutOfMemoryError(request_id=request_id)
+            return OutOfMemoryError(request_id=request_id, where=_where(active))
         if isinstance(error, ValueError | TypeError) and not active.denoised:
             # Pipelines check their arguments first, and say in a ValueError what is wrong.
             problem = f"{self._capabilities.pipeline_class} refuses it: {without_paths(str(error))}"
             return InvalidArgumentError("arguments", problem, request_id=request_id)
+        has_stepped = active.meter is not None and active.meter.step > 0
+        if isinstance(error, _BY_ARGUMENTS) and active.request.extra_args and not has_stepped:
+            # The other arguments were checked before the request was queued; these the pipeline alone knows.
+            what = f"{type(error).__name__}: {without_paths(str(error))}"
+            problem = f"{self._capabilities.pipeline_class} does not take them ({what})"
+            return InvalidArgumentError("extra_args", problem, request_id=request_id)
         log.error("request %s failed in the pipeline", request_id, exc_info=error)
-        step = active.meter.step if active.meter is not None else 0
-        return PipelineError(error, request_id=request_id, where=f"after {step} steps")
+        return PipelineError(error, request_id=request_id, where=_where(active))
 
 
 def run_calls(calls: Sequence[Call]) -> list[Any]:
@@ -328,7 +365,23 @@ def run_calls(calls: Sequence[Call]) -> list[Any]:
     if halve and torch.cuda.is_available():
         torch.cuda.empty_cache()
     size = (len(calls) + 1) // 2 if halve else 1
-    return [output for i in range(0, len(calls), size) for output in run_calls(calls[i : i + size])]
+    outputs = [output for i in range(0, len(calls), size) for output in run_calls(calls[i : i + size])]
+    if halve and not any(isinstance(output, _Raised) for output in outputs):  # else one was to blame, not their number
+        rows = point.limit_rows(calls[:size])
+        log.warning("%s: from now on at most %d rows of this size in one forward", point.name, rows)
+    return outputs
+
+
+def _where(active: _Active) -> str:
+    """Say in words how far a request has come."""
+    meter = active.meter
+    if not active.denoised and (meter is None or meter.step == 0):
+        return "in preprocess"
+    if meter is None:
+        return "while it denoised or decoded"  # a pipeline whose steps nobody counts
+    if meter.num_steps and meter.step >= meter.num_steps:
+        return f"in decode, after {meter.step} steps"
+    return f"in step {meter.step + 1}" + (f" of {meter.num_steps}" if meter.num_steps else "")
 
 
 def _take(active: _Active) -> list[Event]:

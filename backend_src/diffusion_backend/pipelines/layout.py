@@ -281,6 +281,17 @@ def _sizes(rule: Rule, value: Any) -> Iterator[int]:
             yield from _sizes(part, item)
 
 
+def row_elements(rule: Rule, value: Any, rows: int) -> int:
+    """Return the elements of one row of a call, over all tensors with rows: what the memory of a forward grows with."""
+    if isinstance(rule, Rows):
+        return int(value.numel()) // rows
+    if isinstance(rule, Items):
+        return sum(item.numel() for item in value if isinstance(item, torch.Tensor)) // rows
+    if isinstance(rule, Fields):
+        return sum(row_elements(r, v, rows) for r, (_, v) in zip(rule.parts, _parts(value) or (), strict=True))
+    return 0
+
+
 def key(rule: Rule, value: Any, rows: int) -> Hashable:
     """Return what must be equal in two calls for them to be merged: all but the values of rows and their number."""
     if isinstance(rule, Rows):

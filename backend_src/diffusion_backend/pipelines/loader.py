@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,15 +15,26 @@ import torch
 
 from ..config import ModelConfig
 from ..errors import ConfigurationError, DiffusionError, ModelLoadError, did_you_mean
+from ..faults import FaultPlan, check_allowed
 from .adapters import Adapters
 from .executor import PipelineExecutor
+from .faults import FaultyExecutor
 from .memory import place, quantization_config
 from .probe import prepare
+from .prompt_cache import PromptCache
+from .roots import check_hub, check_path
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+_HINTS = {
+    "safetensors": " (weights in the pickle format, .bin, .pt or .ckpt, are loaded only with allow_pickle: true)",
+    "trust_remote_code": " (the model's own code is run only with its parameter trust_remote_code: true)",
+}
+"""What to try, by a word in the error of `from_pretrained`."""
 
 
 def load(config: ModelConfig, *, device: str, base: Path | None = None) -> PipelineExecutor:
@@ -39,12 +51,15 @@ def load(config: ModelConfig, *, device: str, base: Path | None = None) -> Pipel
         ConfigurationError: a parameter has a value that does not work.
         ModelLoadError: the pipeline cannot be loaded, with the reason.
     """
+    check_allowed(config.faults)
     pipeline = load_pipeline(
         config.model,
         pipeline_class=config.pipeline_class,
         dtype=config.dtype,
         base=base,
         quantization_config=quantization_config(config.quantization),
+        allow_pickle=config.allow_pickle,
+        trust_remote_code=config.trust_remote_code,
     )
     place(pipeline, config, device)
     adapters = None
@@ -69,7 +84,9 @@ def _warm_up(pipeline: Any, config: ModelConfig, adapters: Adapters | None) -> P
     params: dict[str, Any] = {} if height is None else {"height": height, "width": width}
     if config.default_num_frames is not None:
         params["num_frames"] = config.default_num_frames
+    plan = FaultPlan(config.faults)
     try:
+        plan.strike("load", [])
         capabilities, _, output_type = prepare(
             pipeline,
             disabled="deterministic" if config.deterministic else "disabled" if config.step_batching == "off" else None,
@@ -77,7 +94,14 @@ def _warm_up(pipeline: Any, config: ModelConfig, adapters: Adapters | None) -> P
             params=params,
             compile_mode=config.compile,
         )
-        executor = PipelineExecutor(pipeline, capabilities, output_type=output_type, adapters=adapters)
+        make = partial(FaultyExecutor, plan=plan) if config.faults else PipelineExecutor
+        executor = make(
+            pipeline,
+            capabilities,
+            output_type=output_type,
+            adapters=adapters,
+            prompt_cache=PromptCache(config.prompt_cache_bytes) if config.prompt_cache_bytes else None,
+        )
         with torch.no_grad():
             for height, width in sizes[1:]:
                 executor._dummy_run(height, width)
@@ -122,6 +146,8 @@ def load_pipeline(
     dtype: str = "float32",
     base: Path | None = None,
     quantization_config: Any = None,
+    allow_pickle: bool = False,
+    trust_remote_code: bool = False,
 ) -> Any:
     """Load a bare `diffusers` pipeline, onto the CPU.
 
@@ -130,6 +156,8 @@ def load_pipeline(
         pipeline_class: name of the `diffusers` class to load the weights with; their own by default.
         dtype: one of `DTYPES`.
         quantization_config: as `from_pretrained` takes it, or None.
+        allow_pickle: whether weights may be in Python's pickle format, which can run code of whoever made them.
+        trust_remote_code: whether Python code that comes with the model is run.
 
     Raises:
         ConfigurationError: `dtype` is unknown.
@@ -146,10 +174,17 @@ def load_pipeline(
     transformers.utils.logging.disable_progress_bar()
     try:
         options = {} if quantization_config is None else {"quantization_config": quantization_config}
-        pipeline = loader.from_pretrained(source, dtype=DTYPES[dtype], **options)
+        pipeline = loader.from_pretrained(
+            source,
+            dtype=DTYPES[dtype],
+            use_safetensors=None if allow_pickle else True,
+            trust_remote_code=trust_remote_code,
+            **options,
+        )
     except Exception as error:
         reason = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
-        raise ModelLoadError(f"cannot load the pipeline {model!r}: {type(error).__name__}: {reason}") from error
+        hint = "".join(hint for word, hint in _HINTS.items() if word in str(error))
+        raise ModelLoadError(f"cannot load the pipeline {model!r}: {type(error).__name__}: {reason}{hint}") from error
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -179,10 +214,12 @@ def _source(model: str, base: Path | None) -> str:
     if path.is_dir():
         if not (path / "model_index.json").is_file():
             raise ModelLoadError(f"the folder {model!r} holds no diffusers pipeline (model_index.json is missing)")
+        check_path(path, "model")
         return str(path.resolve())
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         raise ModelLoadError(
             f"the model {model!r} is neither a folder that exists nor a hub id of the form owner/name; "
             "a relative path starts at the model's folder in the repository of models"
         )
+    check_hub(model, "model")
     return model

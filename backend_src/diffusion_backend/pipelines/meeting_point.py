@@ -19,7 +19,7 @@ from ..engine.executor import WorkKind
 from . import layout
 from .equality import largest_difference, tolerance_of
 from .layout import LayoutError, Rule
-from .oom import is_out_of_memory
+from .oom import RowLimits, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,7 @@ class MeetingPoint:
         rejected: rules for arguments that failed, each with a short word why.
         disabled: why no calls are merged at all, or None.
         tolerance: of the check; None for that of the output's dtype.
+        row_limits: what is known of the rows that fit the device's memory.
     """
 
     name: str
@@ -81,6 +82,7 @@ class MeetingPoint:
     rejected: list[tuple[Rule, str]] = field(default_factory=list)
     disabled: str | None = None
     tolerance: float | None = None
+    row_limits: RowLimits = field(default_factory=RowLimits)
 
     @property
     def solo_reason(self) -> str | None:
@@ -131,6 +133,21 @@ class MeetingPoint:
         except Exception as error:  # the number is for bounds and metrics: a call that hides it still runs
             log.debug("%s: the rows of a call are not known: %s", self.name, error)
             return 1
+
+    def max_rows(self, call: Call) -> int | None:
+        """Return the most rows of a forward with calls like this one, as far as memory has set a limit yet."""
+        return self.row_limits.of(self._row_elements(call)) if self.row_limits else None
+
+    def limit_rows(self, calls: Sequence[Call]) -> int:
+        """Remember, and return, the rows of these calls as the most for a forward: more of them did not fit."""
+        rows = sum(self.rows_of(call) for call in calls)
+        self.row_limits.note(self._row_elements(calls[0]), rows)
+        return rows
+
+    def _row_elements(self, call: Call) -> int:
+        known = self.find_layout(call)
+        rule = known.arguments if known is not None else self._find_guess(call)
+        return 0 if isinstance(rule, str) else layout.row_elements(rule, call.arguments, self.rows_of(call))
 
     def _find_guess(self, call: Call) -> Rule | str:
         """Return a rule for an unknown shape of call, or why it must run by itself."""

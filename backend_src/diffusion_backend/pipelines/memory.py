@@ -17,7 +17,8 @@ def quantization_config(text: str | None) -> Any:
 
     Args:
         text: JSON object of the arguments of `diffusers.PipelineQuantizationConfig`, such as
-            `{"quant_backend": "bitsandbytes_8bit", "components_to_quantize": ["transformer"]}`.
+            `{"quant_backend": "bitsandbytes_8bit", "components_to_quantize": ["transformer"]}`. With the backend
+            `torchao`, `quant_type` is the name of a class of `torchao.quantization`, such as `Int8WeightOnlyConfig`.
 
     Raises:
         ConfigurationError: it is no such object, or the installed version does not know the quantizer.
@@ -32,10 +33,55 @@ def quantization_config(text: str | None) -> Any:
         raise ConfigurationError("quantization", f"it is not JSON: {error}") from None
     if not isinstance(arguments, dict):
         raise ConfigurationError("quantization", f"it must be a JSON object, not {type(arguments).__name__}")
+    if arguments.get("quant_backend") == "torchao":
+        return _torchao_config(arguments)
     try:
         return diffusers.PipelineQuantizationConfig(**arguments)
     except (TypeError, ValueError, ImportError) as error:
         raise ConfigurationError("quantization", f"diffusers {diffusers.__version__} refuses it: {error}") from error
+
+
+def _torchao_config(arguments: dict[str, Any]) -> Any:
+    """Return a configuration of torchao for each component, as `diffusers` has none for a whole pipeline.
+
+    Raises:
+        ConfigurationError: the components or the type are missing or unknown, or torchao is not installed.
+    """
+    import diffusers
+    import transformers
+
+    components, options = arguments.get("components_to_quantize"), arguments.get("quant_kwargs")
+    if not (isinstance(components, list) and isinstance(options, dict)):
+        problem = "torchao needs components_to_quantize, a list of names, and quant_kwargs, an object with quant_type"
+        raise ConfigurationError("quantization", problem)
+    kind = _torchao_type(options.get("quant_type"))
+    return diffusers.PipelineQuantizationConfig(
+        quant_mapping={
+            name: (transformers if name.startswith("text_encoder") else diffusers).TorchAoConfig(kind)
+            for name in components
+        }
+    )
+
+
+def _torchao_type(name: Any) -> Any:
+    """Return what torchao is told a type with: an object, which JSON cannot hold."""
+    try:
+        from torchao import quantization
+        from torchao.core.config import AOBaseConfig
+    except ImportError:
+        raise ConfigurationError("quantization", "torchao is not installed") from None
+    known = {
+        key: value
+        for key, value in vars(quantization).items()
+        if isinstance(value, type) and issubclass(value, AOBaseConfig) and value is not AOBaseConfig
+    }
+    if name not in known:
+        problem = f"quant_type {name!r} is not one of {', '.join(known)}{did_you_mean(str(name), known)}"
+        raise ConfigurationError("quantization", problem)
+    try:
+        return known[name]()
+    except TypeError as error:
+        raise ConfigurationError("quantization", f"quant_type {name!r} needs arguments of its own: {error}") from None
 
 
 def place(pipeline: Any, config: ModelConfig, device: str) -> None:

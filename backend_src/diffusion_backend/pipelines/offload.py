@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
+from ..errors import NotFiniteError
 from ..request import DeferredOutput, DiffusionOutput
-from .outputs import FIELDS, quantize, to_output
+from .outputs import FIELDS, check_finite, is_finite, quantize, to_output
 
 
 class HostCopier(Protocol):
@@ -64,17 +65,25 @@ def defer_output(
     """
     staged = _Staged()
     waits: list[Callable[[], None]] = []
+    finite: dict[str, torch.Tensor] = {}  # of what was checked on the device, before it became bytes there
     for name in FIELDS:
         value = getattr(raw, name, None)
         if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or copier is not None):
-            on_device = quantize(value) if FIELDS[name] == "pictures" else value.float()
-            value, wait = (copier or CudaCopier()).copy(on_device)
+            copy = (copier or CudaCopier()).copy
+            if FIELDS[name] == "pictures":
+                finite[name], wait = copy(is_finite(value))
+                waits.append(wait)
+            value, wait = copy(quantize(value) if FIELDS[name] == "pictures" else value.float())
             waits.append(wait)
         setattr(staged, name, value)
 
     def get() -> DiffusionOutput:
         for wait in waits:
             wait()
+        for name, flag in finite.items():
+            if not flag:
+                raise NotFiniteError(name)
+        check_finite(staged)
         return to_output(staged, sample_rate=sample_rate, frame_rate=frame_rate)
 
     return DeferredOutput(get)

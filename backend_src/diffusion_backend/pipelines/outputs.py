@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import PipelineError
+from ..errors import NotFiniteError, PipelineError
 from ..request import DiffusionOutput
 from .audio import _extract_audio_slice
 
@@ -44,13 +44,35 @@ def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | N
         # The length of a list or batch is the number of outputs; a single sound is one.
         count = len(sound) if np.ndim(sound[0]) > 0 else 1
         audio = _extract_audio_slice(sound, 0, count)
+    video = None if frames is None else to_uint8(frames, ndim=5)
+    if video is not None and audio is not None and frame_rate and sample_rate:
+        audio = as_long_as_video(audio, video.shape[1], frame_rate, sample_rate)
     return DiffusionOutput(
         images=None if images is None else to_uint8(images, ndim=4),
-        video=None if frames is None else to_uint8(frames, ndim=5),
+        video=video,
         audio=audio,
         sample_rate=None if audio is None else sample_rate,
         frame_rate=None if frames is None else frame_rate,
     )
+
+
+def as_long_as_video(
+    audio: NDArray[np.float32], num_frames: int, frame_rate: float, sample_rate: int
+) -> NDArray[np.float32]:
+    """Return the sound of a video; one that is a frame too short or too long ends in silence, or is cut.
+
+    (Vocoders make whole pieces of sound, which do not fit every number of frames.)
+
+    Args:
+        audio: (n, channels, samples).
+        num_frames: of each video.
+        frame_rate, sample_rate: a second.
+    """
+    wanted = round(num_frames / frame_rate * sample_rate)
+    missing = wanted - audio.shape[2]
+    if abs(missing) < sample_rate / frame_rate:
+        return audio
+    return np.pad(audio, ((0, 0), (0, 0), (0, max(0, missing))))[:, :, :wanted]
 
 
 def is_conventional(raw: Any) -> bool:
@@ -63,6 +85,35 @@ def is_conventional(raw: Any) -> bool:
             if pictures.ndim == 5 and pictures.shape[1] == 3 and 3 not in (pictures.shape[2], pictures.shape[4]):
                 return False  # (n, C, F, H, W)
     return True
+
+
+def is_finite(values: Any) -> Any:
+    """Whether numbers of any kind (a tensor, an array, nested lists, pictures) hold neither NaN nor infinity.
+
+    Returns:
+        For a tensor a 0-d tensor on its device, so that nobody has to wait for it; else a bool.
+    """
+    if isinstance(values, torch.Tensor):
+        return torch.isfinite(values).all()
+    if isinstance(values, list | tuple):
+        return all(bool(is_finite(value)) for value in values)
+    return not isinstance(values, np.ndarray) or values.dtype.kind != "f" or bool(np.isfinite(values).all())
+
+
+def check_finite(raw: Any) -> None:
+    """Refuse an output that would become black pictures or silence without a word.
+
+    (Pictures that a pipeline has made PIL pictures of itself cannot be checked any more.)
+
+    Args:
+        raw: as for `to_output`.
+
+    Raises:
+        NotFiniteError: naming the field.
+    """
+    for name in FIELDS:
+        if not is_finite(getattr(raw, name, None)):
+            raise NotFiniteError(name)
 
 
 def _first(raw: Any, *names: str) -> Any:

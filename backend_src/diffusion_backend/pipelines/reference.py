@@ -10,7 +10,7 @@ import torch
 from diffusers import SchedulerMixin
 
 from ..request import DiffusionOutput, DiffusionRequest
-from .arguments import call_arguments, defaults_of, signature_of
+from .arguments import call_arguments, defaults_of, frame_rate_of, signature_of
 from .audio import sample_rate_of
 from .outputs import to_output
 
@@ -31,10 +31,11 @@ def run_alone(
     if adapters is not None:
         adapters.use(adapters.select(request.lora, request_id=request.request_id))
     arguments = frozenset(signature_of(pipeline))
-    own = own_copy(pipeline, request.scheduler)
+    own, defaults = own_copy(pipeline, request.scheduler), defaults_of(pipeline)
     with torch.no_grad():
-        raw = own(**call_arguments(request, arguments, output_type, defaults_of(pipeline)))
-    return to_output(raw, sample_rate=sample_rate_of(pipeline))
+        raw = own(**call_arguments(request, arguments, output_type, defaults))
+    rate = request.frame_rate if request.frame_rate is not None else frame_rate_of(defaults)
+    return to_output(raw, sample_rate=sample_rate_of(pipeline), frame_rate=rate)
 
 
 def components_of(pipeline: Any) -> dict[str, Any]:
