@@ -22,7 +22,7 @@ from tools.emoji.stage import Stage
 BATCH = 16
 DRAWN_SHARE = 0.5
 # New latents are drawn every so many steps, and the oldest make room for them.
-DRAW_EVERY = 8
+DRAW_EVERY = 16
 DRAWN_AT_ONCE = 24
 MOST_DRAWN = 2_400
 GUIDANCES = (1.5, 6.0)
