@@ -60,7 +60,7 @@ def test_loading_and_unloading_again_and_again_50(tmp_path):
             assert found.descriptors <= baseline[0].descriptors + 4, cycle
             assert found.threads <= baseline[0].threads + 8, cycle
             assert sample.shm_regions <= baseline[1], cycle
-            assert found.pss_kib <= baseline[0].pss_kib + 16 * 1024, cycle
+            assert found.own_kib <= baseline[0].own_kib + 16 * 1024, cycle
             control(server, "load")
             assert server.is_model_ready("guest")
         served.close()

@@ -12,10 +12,10 @@ SIDES = (16, 32, 48, 64, 96)
 
 
 def look(triton, served) -> tuple[dict[str, int], int]:
-    """Return the memory of each process of the idle server in KiB, and the shared memory."""
+    """Return the own memory of each process of the idle server in KiB, and the shared memory."""
     eventually(lambda: pending(served) == {}, "idle")
     sample = Watch(triton, lambda: 0).take(idle=True)
-    return {name: usage.pss_kib for name, usage in sample.processes.items()}, sample.shm_kib
+    return {name: usage.own_kib for name, usage in sample.processes.items()}, sample.shm_kib
 
 
 def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, str]:

@@ -74,7 +74,7 @@ def settled(samples: Sequence[Sample]) -> list[Sample]:
 def slope(samples: Sequence[Sample], process: str) -> Slope:
     """Return the slope of a process's proportional memory by ordinary least squares."""
     x = np.array([sample.requests for sample in samples], dtype=float) / 1000
-    y = np.array([sample.processes[process].pss_kib for sample in samples], dtype=float)
+    y = np.array([sample.processes[process].own_kib for sample in samples], dtype=float)
     spread = float(((x - x.mean()) ** 2).sum())
     if len(x) < 3 or spread == 0:
         return Slope(0.0, float("inf"), int(y[0]), int(y[-1]))

@@ -40,9 +40,9 @@ def draw(path: Path, results: dict[str, Any]) -> None:
     samples = results["samples"]
     idle = [sample for sample in samples if sample["idle"]]
     figure, axes = plt.subplots(2, 2, figsize=(11, 6.5), sharex=True, layout="constrained")
-    titles = {"pss_kib": "memory (PSS), MiB", "descriptors": "file descriptors", "threads": "threads"}
+    titles = {"own_kib": "memory of its own, MiB", "descriptors": "file descriptors", "threads": "threads"}
     for axis, (key, title) in zip(axes.flat, titles.items(), strict=False):
-        scale = 1024 if key == "pss_kib" else 1
+        scale = 1024 if key == "own_kib" else 1
         for name in samples[0]["processes"]:
             (line,) = axis.plot(
                 [sample["requests"] for sample in samples],

@@ -23,11 +23,12 @@ class Usage:
     """What one process holds.
 
     Attributes:
-        pss_kib: its memory, with a share of the pages that it has in common with others.
+        own_kib: its own memory: the pages that no file backs. Those of libraries are shared with whatever else runs on
+            the machine, so any share of them moves when another program starts or ends.
         rss_kib: all its pages in memory.
     """
 
-    pss_kib: int
+    own_kib: int
     rss_kib: int
     descriptors: int
     threads: int
@@ -115,8 +116,23 @@ class Watch:
 
 def _usage(pid: int) -> Usage:
     process = psutil.Process(pid)
-    memory = process.memory_full_info()
-    return Usage(memory.pss // 1024, memory.rss // 1024, process.num_fds(), process.num_threads())
+    return Usage(_own_memory(pid), process.memory_info().rss // 1024, process.num_fds(), process.num_threads())
+
+
+def _own_memory(pid: int) -> int:
+    """Return `RssAnon` of /proc/PID/status, in KiB.
+
+    Raises:
+        psutil.NoSuchProcess: the process is gone.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(pid) from None
+    for line in status.splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1])
+    raise psutil.NoSuchProcess(pid)  # ended, and not yet waited for: it has no memory any more
 
 
 def _shared_memory(prefix: str) -> tuple[int, int]:
