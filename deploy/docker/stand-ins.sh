@@ -16,7 +16,7 @@ archive=$cache/root-$suite.tar
 if [ ! -f "$archive" ]; then
     mkdir -p "$cache"
     root=$(mktemp -d -p "$cache")
-    trap 'rm -rf "$root"' EXIT
+    trap 'rm -rf --one-file-system "$root"' EXIT # debootstrap that fails may leave something mounted
     debootstrap --variant=minbase \
         --include=ca-certificates,haproxy,libpython3.11,prometheus,python3,python3-pip,wget "$suite" "$root/root" >"$cache/debootstrap.log"
     tar -C "$root/root" --exclude='./var/cache/apt/*' --exclude='./var/lib/apt/lists/*' --exclude='./usr/share/doc/*' \

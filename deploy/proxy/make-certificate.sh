@@ -16,8 +16,11 @@ proxy_user=${PROXY_USER:-99:99} # as in docker-compose.yml
 mkdir -p "$folder"
 umask 077
 alternatives=$(printf 'DNS:%s,' "${names[@]}")IP:127.0.0.1
-openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj "/CN=${names[0]}" \
-    -addext "subjectAltName=$alternatives" -keyout "$folder/key.pem" -out "$folder/ca.pem" 2>/dev/null
+said=$(openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj "/CN=${names[0]}" \
+    -addext "subjectAltName=$alternatives" -keyout "$folder/key.pem" -out "$folder/ca.pem" 2>&1) || {
+    echo "$said" >&2
+    exit 1
+}
 cat "$folder/ca.pem" "$folder/key.pem" >"$folder/server.pem"
 rm "$folder/key.pem"
 chmod 644 "$folder/ca.pem"

@@ -17,7 +17,7 @@ from tests.support.client import Answer, Metrics, Served
 
 @pytest.fixture(scope="module")
 def running(stack: Stack) -> Stack:
-    """The server and Prometheus. (Grafana's image cannot be had here.)"""
+    """The server and Prometheus. (There is no stand-in for Grafana's image.)"""
     stack.up("triton", "prometheus")
     return stack
 

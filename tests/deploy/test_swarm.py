@@ -46,7 +46,7 @@ def https_port(swarm: None, images: dict[str, str], certificates: Path) -> Itera
     assert client is not None
     files = ["-c", "docker-compose.yml", "-c", "docker-compose.swarm.yml"]
     run([client, "stack", "deploy", "--resolve-image", "never", *files, STACK], images | settings)
-    docker("service", "rm", f"{STACK}_grafana")  # its image cannot be had here
+    docker("service", "rm", f"{STACK}_grafana")  # there is no stand-in for its image
     yield port
     docker("stack", "rm", STACK)
     wait_until(lambda: leftovers("container", "network", "secret") == [], "the stack is gone")
@@ -103,6 +103,7 @@ def test_it_draws_through_tls_and_scales(https_port, certificates):
 
 
 def test_the_servers_are_locked_down_as_far_as_swarm_can(https_port):
+    wait_until(lambda: running("triton") != [], "a healthy server")
     for container in running("triton"):
         status = docker("exec", container, "cat", "/proc/1/status")
         assert "CapEff:\t0000000000000000" in status

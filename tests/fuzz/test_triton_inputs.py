@@ -13,6 +13,7 @@ import random
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -42,7 +43,8 @@ CLIENT_CODES = {
     grpc.StatusCode.UNIMPLEMENTED,
     grpc.StatusCode.UNAVAILABLE,  # of a time-out or a priority that Triton refuses
 }
-OURS = re.compile(r"\[INTERNAL\]|internal error|Traceback|\.py\b|/(usr|home|root|opt|work|tmp)/")
+ROOT = Path(__file__).parents[2]
+OURS = re.compile(rf"\[INTERNAL\]|internal error|Traceback|\.py\b|/(usr|home|root|opt|tmp)/|{re.escape(str(ROOT))}")
 """What no answer to a caller's mistake may say."""
 
 TRITONS = re.compile(

@@ -16,7 +16,7 @@ NOW = datetime.datetime.now(datetime.UTC)
 
 
 def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)] if text else [])
 
 
 @dataclass(frozen=True)

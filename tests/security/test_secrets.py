@@ -11,10 +11,10 @@ import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
 from diffusion_backend.serve import TritonServer
-from tests.security.conftest import MODEL, TOKEN, ask
+from tests.security.conftest import MODEL, ROOT, TOKEN, ask
 from tests.support.client import Served, eventually, grpc_inputs, tensors
 
-PATH = re.compile(r"/(work|usr|home|tmp|root|opt|var|etc|proc)/")
+PATH = re.compile(rf"{re.escape(str(ROOT))}|/(usr|home|tmp|root|opt|var|etc|proc)/")
 FORGED = 'x\nE1130 12:00:00.000001 7 server.cc:1] "forged"\r\x1b[2J'
 
 
@@ -125,6 +125,10 @@ def test_a_caller_cannot_forge_lines_of_the_log(light: TritonServer, light_log: 
             ask(light.address_http, "POST", "/v2/models/light_unary/generate", {"prompt": "a", FORGED: 1})
         else:
             ask(light.address_http, "GET", "/v2", headers={"x-forged": "E1130 forged"})
+        last = f"sent after the {where}"
+        client.infer("light_unary", inputs, request_id=last)
+
+    eventually(lambda: last.encode() in light_log.read_bytes(), "all of it is in the log")
 
     def new_lines() -> list[bytes]:
         return light_log.read_bytes().split(b"\n")[before:]

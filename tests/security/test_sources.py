@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,12 @@ def test_a_part_of_its_own_code_is_not_run(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [["os", "system"], ["subprocess", "Popen"], ["this", "s"], ["antigravity", "x"]])
 def test_a_part_cannot_name_any_module(model: Path, part: list[str]) -> None:
+    """A module that was not imported before is not imported, so its code does not run."""
+    known = part[0] in sys.modules
     edit_index(model, scheduler=part)
     with pytest.raises(ModelLoadError, match="cannot load the pipeline"):
         load_pipeline(str(model))
+    assert (part[0] in sys.modules) == known
 
 
 # -- roots ---------------------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def test_options_that_cannot_work_are_refused_at_once(authority: Authority, pair
     assert GrpcTls.from_options(None, None, None) is None
     other = authority.issue("other", ["triton.example"])
     late = authority.issue("late", ["triton.example"], days=-1)
+    unnamed = authority.issue("", [])
     nameless = tmp_path / "empty"
     nameless.write_text("nothing")
     cases = [
@@ -120,6 +121,7 @@ def test_options_that_cannot_work_are_refused_at_once(authority: Authority, pair
         ((pair.cert_file, nameless, None), "is no unencrypted private key in PEM format"),
         ((pair.cert_file, other.key_file, None), "does not belong to the first certificate"),
         ((late.cert_file, late.key_file, None), "expired on .* Renew it"),
+        ((unnamed.cert_file, unnamed.key_file, None), "names no host"),
         ((pair.cert_file, pair.key_file, nameless), "--grpc-tls-ca .* holds no certificate"),
     ]
     for files, words in cases:

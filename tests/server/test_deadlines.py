@@ -106,7 +106,7 @@ def test_an_input_that_does_not_pass_changes_nothing_34(served: Served) -> None:
 
 def test_ten_times_the_capacity_and_every_call_is_answered_36(served: Served) -> None:
     """One slot and four places in the queue; fifty streaming and fifty unary calls at once, some with a time-out."""
-    values = {"prompt": "a", "num_inference_steps": 4, "height": 32, "width": 32}
+    values = {"prompt": "a", "num_inference_steps": 20, "height": 32, "width": 32}
     before = served.metrics()
     streams = [served.stream("tight", **values, timeout_s=2.0 if k % 5 == 0 else None) for k in range(50)]
 

@@ -63,6 +63,11 @@ class Slope:
         """Whether it grows by more than is allowed, and that is no chance (two standard errors)."""
         return self.kib_per_1000 - 2 * self.error > MAX_KIB_PER_1000
 
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the run was too short, or its memory too restless, to tell whether it grows by more than that."""
+        return not self.grows and self.kib_per_1000 + 2 * self.error > MAX_KIB_PER_1000
+
 
 def settled(samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples of the idle server after the warm-up; those of the whole run if it had fewer than three."""
@@ -72,7 +77,7 @@ def settled(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def slope(samples: Sequence[Sample], process: str) -> Slope:
-    """Return the slope of a process's proportional memory by ordinary least squares."""
+    """Return the slope of a process's own memory by ordinary least squares."""
     x = np.array([sample.requests for sample in samples], dtype=float) / 1000
     y = np.array([sample.processes[process].own_kib for sample in samples], dtype=float)
     spread = float(((x - x.mean()) ** 2).sum())
@@ -95,6 +100,8 @@ def check_flat(samples: Sequence[Sample]) -> list[Check]:
             f"{found.kib_per_1000:+.0f} ± {found.error:.0f} KiB per 1,000 requests "
             f"({found.first_kib / 1024:.1f} to {found.last_kib / 1024:.1f} MiB; at most {MAX_KIB_PER_1000:.0f})"
         )
+        if found.is_unclear:
+            says += "; that it grows by more is not shown, and not excluded"
         if last.requests < MIN_REQUESTS:
             says += f"; too few requests to judge, {MIN_REQUESTS} are needed"
         checks.append(Check(f"memory of {process}", last.requests < MIN_REQUESTS or not found.grows, says))
