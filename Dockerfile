@@ -49,7 +49,6 @@ ENV PATH=/opt/venv/bin:${PATH} \
     MODEL_REPOSITORY=/opt/diffusion/model_repository \
     HOST=0.0.0.0 \
     METRICS_ADDRESS=0.0.0.0 \
-    METRICS_ADDRESS=0.0.0.0 \
     HOME=/tmp \
     HF_HOME=/var/cache/diffusion \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/diffusion/torchinductor \

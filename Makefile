@@ -28,7 +28,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'serve reads MODEL_REPOSITORY, HOST, HTTP_PORT, GRPC_PORT and METRICS_PORT from the environment.'
-	@echo 'serve, test, bench, demo, train-emoji, emoji-report, coverage-report, dashboard and soak take further arguments: make serve ARGS="--help"'
+	@echo 'serve, test, bench, demo, train-emoji, emoji-report, coverage-report, dashboard, soak and soak-tests take further arguments: make serve ARGS="--help"'
 
 setup: $(STAMP) ## make .venv from requirements.lock (PYTHON=... chooses the Python)
 

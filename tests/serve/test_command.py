@@ -94,5 +94,14 @@ def test_repository_without_a_model_or_not_a_folder_is_refused(tmp_path):
         check_repository(str(tmp_path / "file"))
 
 
+def test_repository_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # the mode of a folder keeps root from nothing
+    with pytest.raises(RepositoryError, match=r"cannot be read: .*Permission denied.* MODEL_REPOSITORY"):
+        check_repository(str(tmp_path))
+
+
 def test_repository_in_a_store_is_left_to_the_server():
     check_repository("s3://bucket/models")

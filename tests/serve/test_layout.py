@@ -26,6 +26,21 @@ def test_layout_brings_backend_and_stub_together_and_is_removed():
     made.remove()
 
 
+def test_a_folder_that_cannot_be_made_is_told_and_nothing_is_left(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(SetupError, match=r"Cannot make a temporary folder.* Set TMPDIR"):
+        layout.make_layout()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def refuse(path):
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr("os.mkfifo", refuse)
+    with pytest.raises(SetupError, match="Operation not permitted"):
+        layout.make_layout()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_environment_puts_search_paths_in_front_and_keeps_the_rest():
     made = layout.make_layout()
     made.remove()

@@ -41,5 +41,7 @@ def test_port_of_closed_connections_can_be_used_again():
     [("192.0.2.1", "is not an address of this machine"), ("no.such.host.invalid", "is not a known name")],
 )
 def test_wrong_host_is_refused(host, complaint):
-    with pytest.raises(PortError, match=complaint):
+    with pytest.raises(PortError, match=rf"HOST '{host}' {complaint}.* Try HOST=127\.0\.0\.1"):
         check_port(host, 8000, "HTTP_PORT")
+    with pytest.raises(PortError, match=rf"METRICS_ADDRESS '{host}' {complaint}.* Try METRICS_ADDRESS=127\.0\.0\.1"):
+        check_port(host, 8002, "METRICS_PORT", "METRICS_ADDRESS")

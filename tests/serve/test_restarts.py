@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
+import pytest
+from rich.console import Console
+
+from diffusion_backend.serve import ServerExitError
+from diffusion_backend.serve.app import App
 from diffusion_backend.serve.restarts import MAX_PAUSE_S, WINDOW_S, Restarts
 from tests.serve.client import generate
 from tests.serve.conftest import DEADLINE_S, wait_until
@@ -38,6 +44,22 @@ def test_restarts_are_counted_over_an_hour():
 
 def test_none_unless_told():
     assert Restarts(0).next_pause() is None
+
+
+@pytest.mark.parametrize(("loading", "code"), [(True, 0), (False, 1)])
+def test_a_signal_does_not_hide_that_a_server_that_served_has_died(monkeypatch, loading, code):
+    """Both at the same moment, which no real server can be made to do; it is not started again either."""
+    app = App(
+        lambda *_: contextlib.nullcontext(), Console(), ready_timeout=1, strict=False, verbose=False, max_restarts=9
+    )
+
+    def die(_):
+        app._has_served, app._loading = True, loading
+        app._on_signal(signal.SIGTERM, None)
+        raise ServerExitError("it died")
+
+    monkeypatch.setattr(app, "_serve", die)
+    assert app.run() == code
 
 
 def test_a_dead_model_is_back_after_a_restart_and_the_second_death_is_the_end(repository, launch):

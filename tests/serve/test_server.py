@@ -17,7 +17,16 @@ import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from diffusion_backend.serve import LoadError, PortError, ServeError, ServerExitError, TritonServer, drain, endpoints
+from diffusion_backend.serve import (
+    ArgumentError,
+    LoadError,
+    PortError,
+    ServeError,
+    ServerExitError,
+    TritonServer,
+    drain,
+    endpoints,
+)
 from tests.serve.client import Pending, generate, post
 from tests.serve.conftest import is_gone, wait_until
 
@@ -72,7 +81,7 @@ def test_failing_start_leaves_no_folder(repository, tmp_path, monkeypatch):
         server.wait_ready()
         with pytest.raises(PortError, match="METRICS_PORT="):
             TritonServer(repository.path, metrics_port=server.addresses.metrics_port).start()
-    with pytest.raises(OSError, match="Not a directory"):
+    with pytest.raises(ArgumentError, match=r"The log file /dev/null/log cannot be written: Not a directory"):
         TritonServer(repository.path, log_file="/dev/null/log").start()
     assert [path for path in tmp_path.iterdir() if path.name.startswith("diffusion_backend_")] == []
 

@@ -80,10 +80,11 @@ class App:
                     with self._server as server:
                         return self._serve(server)
                 except ServeError as error:
-                    if self._signals:
+                    if self._signals and self._loading:  # there was no request yet that could be lost
                         return EXIT_OK
                     self._console.print(f"[bold red]error[/] {escape(str(error))}")
-                pause = self._restarts.next_pause() if self._has_served else None
+                may_restart = self._has_served and not self._signals
+                pause = self._restarts.next_pause() if may_restart else None
                 if pause is None:
                     return EXIT_FAILED
                 self._console.print(f"starting the server again in {pause:.0f} s")

@@ -192,11 +192,15 @@ def check_repository(repository: str) -> None:
         return
     path = Path(repository)
     choose = "Choose another with MODEL_REPOSITORY"
-    if not path.exists():
-        raise RepositoryError(f"The model repository {path.absolute()} does not exist. {choose}")
-    if not path.is_dir():
-        raise RepositoryError(f"The model repository {path.absolute()} is not a folder. {choose}")
-    if not any(is_model(entry) for entry in path.iterdir()):
+    try:
+        if not path.exists():
+            raise RepositoryError(f"The model repository {path.absolute()} does not exist. {choose}")
+        if not path.is_dir():
+            raise RepositoryError(f"The model repository {path.absolute()} is not a folder. {choose}")
+        has_model = any(is_model(entry) for entry in path.iterdir())
+    except OSError as error:
+        raise RepositoryError(f"The model repository {path.absolute()} cannot be read: {error}. {choose}") from error
+    if not has_model:
         hint = f" It looks like a model itself: try {path.absolute().parent}" if is_model(path) else ""
         raise RepositoryError(
             f"The model repository {path.absolute()} holds no model: a model is a folder with config.pbtxt or a "

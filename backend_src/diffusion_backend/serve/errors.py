@@ -3,7 +3,7 @@
 ServeError
 ├── SetupError        this machine or this Python cannot run the server
 ├── RepositoryError   the model repository is missing, empty or not a folder
-├── ArgumentError     an extra argument that the launcher itself sets
+├── ArgumentError     an argument that cannot be used, or that the launcher itself sets
 ├── PortError         an address cannot be listened on
 ├── LoadError         no model loaded (or not every one, where every one must)
 ├── ServerExitError   the server ended when nobody had asked it to
@@ -26,7 +26,7 @@ class RepositoryError(ServeError):
 
 
 class ArgumentError(ServeError):
-    """An extra server argument collides with one that the launcher sets."""
+    """An argument cannot be used, or collides with one that the launcher sets."""
 
 
 class PortError(ServeError):

@@ -152,8 +152,15 @@ def _wheel_layout(python_dir: Path) -> Layout:
 
 
 def _make_root() -> Path:
-    root = Path(tempfile.mkdtemp(prefix="diffusion_backend_"))
-    os.mkfifo(root / _STOP_NAME)
+    """Make the temporary folder, with the named pipe in it."""
+    root: Path | None = None
+    try:
+        root = Path(tempfile.mkdtemp(prefix="diffusion_backend_"))
+        os.mkfifo(root / _STOP_NAME)
+    except OSError as error:
+        if root is not None:
+            shutil.rmtree(root, ignore_errors=True)
+        raise SetupError(f"Cannot make a temporary folder: {error}. Set TMPDIR to a writable folder.") from error
     return root
 
 

@@ -30,20 +30,23 @@ def free_ports(host: str, count: int) -> list[int]:
     return found
 
 
-def check_port(host: str, port: int, variable: str) -> None:
+def check_port(host: str, port: int, variable: str, host_variable: str = "HOST") -> None:
     """Raise ``PortError`` if a server could not listen on ``host:port``.
 
     Args:
         host: name or address of an interface of this machine.
         port: 1 to 65535.
         variable: name of the environment variable that sets this port, for the remedy.
+        host_variable: the same of the host.
     """
     try:
         _listen(host, port).close()
     except socket.gaierror as error:
-        raise PortError(f"HOST '{host}' is not a known name: {error.strerror}. Try HOST=127.0.0.1") from error
+        raise PortError(
+            f"{host_variable} '{host}' is not a known name: {error.strerror}. Try {host_variable}=127.0.0.1"
+        ) from error
     except OSError as error:
-        raise PortError(_why(host, port, variable, error)) from error
+        raise PortError(_why(host, port, variable, host_variable, error)) from error
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -61,14 +64,17 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _why(host: str, port: int, variable: str, error: OSError) -> str:
+def _why(host: str, port: int, variable: str, host_variable: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return (
             f"Port {port} at {host} is in use{_user(port)}. Stop what listens there, or choose another port: "
             f"{variable}={free_ports(host, 1)[0]}"
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"HOST '{host}' is not an address of this machine. Try HOST=127.0.0.1 (or 0.0.0.0 for all)"
+        return (
+            f"{host_variable} '{host}' is not an address of this machine. "
+            f"Try {host_variable}=127.0.0.1 (or 0.0.0.0 for all)"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"Port {port} may not be opened by this user. Choose one above 1023: {variable}={free_ports(host, 1)[0]}"
     return f"Cannot listen on {host}:{port}: {error.strerror}. Choose another port with {variable}"

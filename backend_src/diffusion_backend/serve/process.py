@@ -15,6 +15,7 @@ from typing import IO
 
 from diffusion_backend.serve import keeper
 from diffusion_backend.serve.access import hide
+from diffusion_backend.serve.errors import ArgumentError
 from diffusion_backend.serve.log import LineCallback, LogLine, parse_line
 from diffusion_backend.serve.watch import end_stubs
 
@@ -40,6 +41,9 @@ class ServerProcess:
         log_file: file to which its log is appended.
         on_line: called with every line of its log, by the thread that reads it.
         on_end: called once all of it is gone and cleaned up, by another thread.
+
+    Raises:
+        ArgumentError: the log file cannot be written.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class ServerProcess:
         self._returncode: int | None = None
 
         shown = [argument.replace(secret, keeper.PLACEHOLDER) for argument in command]
-        log = open(log_file, "a", encoding="utf-8") if log_file is not None else None  # noqa: SIM115
+        log = _open_log(log_file) if log_file is not None else None
         status_read, status_write = os.pipe()
         try:
             self._keeper = subprocess.Popen(
@@ -188,3 +192,12 @@ class ServerProcess:
             self._returncode = code
             self._changed.notify_all()
         self._on_end()
+
+
+def _open_log(path: str | os.PathLike[str]) -> IO[str]:
+    try:
+        return open(path, "a", encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(
+            f"The log file {os.fspath(path)} cannot be written: {error.strerror}. Choose another with --log-file"
+        ) from error

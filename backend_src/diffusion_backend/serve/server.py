@@ -85,7 +85,7 @@ class TritonServer:
         self._on_line = on_line
         self._on_exit = on_exit
         self._extra_args = tuple(extra_args)
-        self._env = dict(os.environ if env is None else env) | ({} if grpc_tls is None else grpc_tls.environment())
+        self._env = dict(os.environ if env is None else env)
         self._env.pop(KEY_VARIABLE, None)  # the models' processes need not know it
         self._watch_stubs = watch_stubs
         self._steady = control_mode(self._extra_args) == "none"
@@ -127,7 +127,10 @@ class TritonServer:
             self._process = ServerProcess(
                 command,
                 secret=self.access.key,
-                env=layout.environment(self._env, grpc_endpoint=self.url_grpc),
+                env=layout.environment(
+                    self._env | ({} if self._grpc_tls is None else self._grpc_tls.environment()),
+                    grpc_endpoint=self.url_grpc,
+                ),
                 shm_prefix=self.shm_prefix,
                 folder=layout.root,
                 log_file=self._log_file,
@@ -367,13 +370,13 @@ class TritonServer:
 def _choose_addresses(host: str, http_port: int, grpc_port: int, metrics_port: int, metrics_address: str) -> Addresses:
     """Check the ports that are given and find free ones for those that are 0."""
     wanted = {
-        "HTTP_PORT": (host, http_port),
-        "GRPC_PORT": (host, grpc_port),
-        "METRICS_PORT": (metrics_address, metrics_port),
+        "HTTP_PORT": (host, http_port, "HOST"),
+        "GRPC_PORT": (host, grpc_port, "HOST"),
+        "METRICS_PORT": (metrics_address, metrics_port, "METRICS_ADDRESS"),
     }
-    for variable, (at, port) in wanted.items():
+    for variable, (at, port, host_variable) in wanted.items():
         if port:
-            check_port(at, port, variable)
+            check_port(at, port, variable, host_variable)
     free = iter(free_ports(host, (http_port, grpc_port).count(0)))
     http_port, grpc_port = http_port or next(free), grpc_port or next(free)
     free_for_metrics = (port for port in free_ports(metrics_address, 3) if port not in (http_port, grpc_port))

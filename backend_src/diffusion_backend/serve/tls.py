@@ -47,8 +47,8 @@ class GrpcTls:
         """Find out now what the server would find out only when the first client comes.
 
         Raises:
-            ArgumentError: a file cannot be read or is no PEM, the key is another certificate's, or a certificate has
-                expired.
+            ArgumentError: a file cannot be read or is no PEM, the key is another certificate's, a certificate has
+                expired, or the server's names no host.
         """
         certificates = _certificates("--grpc-tls-cert", self.cert)
         try:
@@ -58,6 +58,7 @@ class GrpcTls:
         form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         if key.public_key().public_bytes(*form) != certificates[0].public_key().public_bytes(*form):
             raise ArgumentError(f"The key in {self.key} does not belong to the first certificate in {self.cert}.")
+        _name(certificates[0])
         if self.ca is not None:
             certificates += _certificates("--grpc-tls-ca", self.ca)
         now = datetime.datetime.now(datetime.UTC)
@@ -83,6 +84,9 @@ class GrpcTls:
 
         They trust the server's own certificate and nothing else, under a name that it has, as the address that they
         call, 127.0.0.1, is seldom in it. Where clients must show a certificate they show the server's.
+
+        Raises:
+            ArgumentError: the certificate cannot be read any more.
         """
         name = _name(_certificates("--grpc-tls-cert", self.cert)[0])
         environment = {"DIFFUSION_GRPC_TLS_CERT": str(self.cert.absolute()), "DIFFUSION_GRPC_TLS_NAME": name}

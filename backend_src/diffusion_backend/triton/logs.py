@@ -20,7 +20,8 @@ class _TritonHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
-        text = self.format(record)
+        # Triton's logger raises at half a surrogate pair, which JSON can bring in and an error can quote.
+        text = self.format(record).encode(errors="backslashreplace").decode()
         if record.levelno >= logging.ERROR:
             self._logger.log_error(text)
         elif record.levelno >= logging.WARNING:
