@@ -42,6 +42,7 @@ def test_idle_as_far_as_is_known(metrics, idle):
 def test_of_which_models_it_is_known():
     """Triton tells of any model which requests wait, but not which run."""
     twin = 'diffusion_unary_twin{model="a_unary",stream_model="a"} 1\n'
+    remote = 'diffusion_unary_twin{model="remote_unary",stream_model="elsewhere"} 1\n'
     foreign = 'nv_inference_pending_request_count{model="foreign",version="1"} 0\n'
-    assert parse_work(METRICS + twin + foreign).models == {"a", "b", "a_unary"}
+    assert parse_work(twin + METRICS + remote + foreign).models == {"a", "b", "a_unary"}
     assert parse_work(foreign).models == frozenset()

@@ -13,8 +13,7 @@ _TIMEOUT_S = 5.0
 _SAMPLE = re.compile(r"^(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
 _MODEL = re.compile(r'\bmodel="(?P<model>[^"]*)"')
 
-_TELLING = ("diffusion_requests_running", "diffusion_unary_twin")
-"""The gauges by which models of this package are known; a twin's requests are those of its streaming model."""
+_STREAM_MODEL = re.compile(r'\bstream_model="(?P<model>[^"]*)"')
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,9 @@ class Work:
     Attributes:
         running: requests that an engine works on.
         waiting: requests that wait, in the server's queue or in an engine's.
-        models: the models whose running requests are known: those of this package, by their own gauges. Of any other
-            model Triton tells only which requests wait.
+        models: the models whose running requests are known: those of this package, by their own gauges, and the twins
+            of those, whose requests theirs are. Of any other model Triton tells only which requests wait; a twin of a
+            model on another server is one of these.
     """
 
     running: int
@@ -113,11 +113,18 @@ def parse_work(metrics: str) -> Work:
     """Add up the gauges of running and waiting requests in a page of metrics."""
     totals: dict[str, float] = {}
     models = set()
+    twins = {}
     for line in metrics.splitlines():
         if match := _SAMPLE.match(line):
             totals[match["name"]] = totals.get(match["name"], 0.0) + float(match["value"])
-            if match["name"] in _TELLING and (model := _MODEL.search(match["labels"] or "")):
+            labels = match["labels"] or ""
+            if not (model := _MODEL.search(labels)):
+                continue
+            if match["name"] == "diffusion_requests_running":
                 models.add(model["model"])
+            elif match["name"] == "diffusion_unary_twin" and (stream_model := _STREAM_MODEL.search(labels)):
+                twins[model["model"]] = stream_model["model"]
+    models.update([twin for twin, stream_model in twins.items() if stream_model in models])
     return Work(
         running=round(totals.get("diffusion_requests_running", 0)),
         waiting=round(
