@@ -175,8 +175,8 @@ class MemorySink:
 class Telemetry:
     """Turns what happens in an engine into metric values.
 
-    Called by the engine's delivery thread, by the threads that finish requests, and by callers whose waiting request is
-    refused or aborted; a lock makes each call whole, and no call is made while an engine lock is held.
+    Called by the engine's delivery thread and by the threads that finish requests; a lock makes each call whole, and no
+    call is made while an engine lock is held.
     """
 
     def __init__(self, sink: MetricSink) -> None:

@@ -1,6 +1,6 @@
 """Traces of requests, by OpenTelemetry: what each spent its time on, and with whom it shared the denoiser.
 
-Off unless the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`); then nothing of OpenTelemetry is imported.
+Off unless the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`); while off, it imports no OpenTelemetry.
 The engine thread only notes groups of steps; spans are made from the request's record when it has ended, so that they
 last exactly as long as its `time_*` say. What is sampled, and how spans are sent, the standard `OTEL_*` variables say.
 """

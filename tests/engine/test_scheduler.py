@@ -150,6 +150,17 @@ def test_a_work_larger_than_max_batch_rows_runs_by_itself() -> None:
     assert s.next_group() == Group(WorkKind.FORWARD, ("huge",), 9)
 
 
+@pytest.mark.parametrize(("limits", "group"), [((2, None), "ab"), ((None, 2), "ab"), ((None, 1), "acd")])
+def test_the_least_limit_of_the_members_holds_whoever_leads(limits: tuple[int | None, int | None], group: str) -> None:
+    """Calls that parked before memory had set a limit do not know of it; those after do."""
+    s = scheduler()
+    a, b = (Work(WorkKind.FORWARD, "unet", 1, max_rows=limit) for limit in limits)
+    run(s, ("a", a), ("b", b), ("c", forward(rows=1)), ("d", forward(rows=1)))
+    found = s.next_group()
+    assert found is not None
+    assert found.request_ids == tuple(group)
+
+
 @pytest.mark.parametrize("leader_is_solo", [True, False])
 def test_a_solo_work_shares_with_nobody_and_keeps_its_reason(leader_is_solo: bool) -> None:
     s = scheduler()

@@ -91,6 +91,50 @@ def test_what_the_engine_thread_brings_after_all_is_dropped(watched: Callable[[f
     assert made.engine.stats()["failed"] == 1
 
 
+class Late(FakeExecutor):
+    """One whose engine is given up when it comes to `moment`, and which goes on all the same."""
+
+    moment: str
+    give_up: Callable[[], None]
+
+    def _note(self, what: str, *ids: str) -> None:
+        super()._note(what, *ids)
+        if what == self.moment:
+            self.give_up()
+
+
+@pytest.mark.parametrize("moment", ["add_req", "start", "forward", "on_work", "decode", "abort", "idle"])
+def test_an_engine_that_is_given_up_just_as_its_work_ends_stops_without_an_error(
+    moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A watchdog gives up on its own thread, at any moment: whatever the engine thread has in hand is nobody's then."""
+    executor = Late()
+    engine = DiffusionEngine(executor)
+    executor.moment = moment
+    executor.give_up = lambda: engine.break_down("the model hangs", lambda i: HungError("it", 1.0, request_id=i))
+    engine.start()
+    steps, extra = (10**9 if moment == "abort" else 2), ({"raise_in": moment} if moment == "add_req" else {})
+    handle = engine.submit(make("a", steps=steps, decode=1, **extra), on_work=lambda *_: executor._note("on_work"))
+    if moment == "abort":
+        eventually(lambda: executor.count("forward"), "it runs")
+        handle.abort()
+    if moment == "idle":
+        assert handle.result(DEADLINE_S)
+        eventually(lambda: engine._work._waiters, "the engine thread sleeps")
+        executor.give_up()
+    else:
+        with pytest.raises(HungError):
+            handle.result(DEADLINE_S)
+    engine._thread.join(DEADLINE_S)
+    assert not engine._thread.is_alive()
+    engine.shutdown()
+    with pytest.raises(EngineStoppedError, match="the model hangs"):
+        engine.submit(make("late"))
+    assert "the engine thread died" not in caplog.text
+    stats = engine.stats()
+    assert (stats["accepted"], stats["waiting"], stats["running"]) == (1, 0, 0)
+
+
 def test_many_units_that_end_in_time_and_idleness_are_no_hang(watched: Callable[[float], Watched]) -> None:
     made = watched(0.4)
     for i in range(3):

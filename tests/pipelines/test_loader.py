@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diffusion_backend.config import ModelConfig
 from diffusion_backend.errors import ConfigurationError, ModelLoadError
-from diffusion_backend.pipelines import loader
+from diffusion_backend.pipelines import dummy, loader
 from tests.support import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch_dtype. is deprecated:FutureWarning")
@@ -53,6 +54,37 @@ def test_warmup_sizes_are_run_at_load(folder: Path, monkeypatch: pytest.MonkeyPa
     config = ModelConfig(model=str(folder), warmup_sizes=((16, 16), (24, 32), (32, 16)))
     loader.load(config, device="cpu")
     assert sizes == [(24, 32), (32, 16)]  # the first is the probe's
+
+
+@pytest.mark.parametrize("name", ["StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline"])
+def test_a_pipeline_that_needs_pictures_is_warmed_up_with_some(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    make = dummy.needed
+
+    def needed(names: tuple[str, ...], height: int, width: int) -> dict[str, Any]:
+        sizes.append((height, width))
+        return make(names, height, width)
+
+    monkeypatch.setattr(dummy, "needed", needed)
+    config = ModelConfig(model=str(folder), pipeline_class=name, warmup_sizes=((16, 16), (24, 32)))
+    executor = loader.load(config, device="cpu")
+    assert executor._active == {}
+    assert sizes == [(24, 32)]
+
+
+def test_a_first_run_that_fails_blames_no_size_that_nobody_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: object, **__: object) -> None:
+        raise ModelLoadError("no such kernel")
+
+    monkeypatch.setattr(loader, "prepare", prepare)
+    with pytest.raises(ModelLoadError, match="was loaded, but a first run failed: no such kernel"):
+        loader.load(ModelConfig(model=str(folder)), device="cpu")
+    with pytest.raises(ModelLoadError, match=r"does not run at a size of warmup_sizes \(16x24\): no such kernel"):
+        loader.load(ModelConfig(model=str(folder), warmup_sizes=((16, 24),)), device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,12 @@ def test_what_is_read_is_what_was_made_and_not_what_lay_there_before() -> None:
 
 
 def test_pictures_cross_as_bytes_and_sound_as_float32() -> None:
-    raw = SimpleNamespace(frames=pictures()[None], audio=torch.zeros(1, 2, 100, dtype=torch.float16))
+    raw = SimpleNamespace(frames=pictures()[None], audio=torch.zeros(1, 2, 4000, dtype=torch.float16))
     device = FakeDevice()
     output = defer_output(raw, sample_rate=16000, frame_rate=8.0, copier=device).get()
     assert sorted(map(str, device.copied)) == ["torch.bool", "torch.float32", "torch.uint8"]
     assert output.video.shape == (1, 2, 8, 8, 3)
-    assert output.audio.shape == (1, 2, 100)
+    assert output.audio.shape == (1, 2, 4000)
     assert (output.sample_rate, output.frame_rate) == (16000, 8.0)
 
 
@@ -68,7 +68,7 @@ def test_what_is_not_finite_is_an_error_and_no_black_picture(copier: Callable[[]
         deferred.get()
 
 
-@pytest.mark.parametrize("wrap", [np.asarray, list, lambda array: [list(array)]])
+@pytest.mark.parametrize("wrap", [np.asarray, list, lambda array: [list(array)], np.ndarray.tolist])
 def test_arrays_and_lists_are_looked_into_too(wrap: Callable[[Any], Any]) -> None:
     array = np.zeros((2, 8, 8, 3), dtype=np.float32)
     assert is_finite(wrap(array))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -137,7 +138,7 @@ def test_adapters_and_what_the_call_noted_on_its_copy_are_part_of_the_key() -> N
         (TENSOR, None, TENSOR[:, 1]),
         [TENSOR.to(torch.bfloat16), (torch.tensor(3), "text")],
         {"embeds": TENSOR.t(), "mask": TENSOR > 2, "lengths": [1, 2]},
-        (TENSOR.new_empty(0, 3), math.nan),
+        (TENSOR.new_empty(0, 3), TENSOR, math.nan),
     ],
 )
 def test_a_result_keeps_its_structure_types_strides_and_bits(result: Any) -> None:
@@ -205,6 +206,20 @@ def test_what_encoding_notes_on_the_pipeline_is_noted_on_a_hit_too() -> None:
     assert (own._lora_scale, own.num_calls) == (0.5, 0)
 
 
+def test_what_a_request_does_to_what_encoding_noted_reaches_nobody_else() -> None:
+    def encode(own: Any, prompt: str) -> torch.Tensor:
+        own._offsets = [0, {"scale": [torch.float32]}]
+        return TENSOR
+
+    rig = Rig(encode)
+    for _ in range(3):
+        own = rig.request()
+        own.encode_prompt("a dog")
+        assert own._offsets == [0, {"scale": [torch.float32]}]
+        own._offsets[1]["scale"].append("mine")
+    assert own.num_calls == 0
+
+
 def test_an_encoding_that_notes_something_that_cannot_be_noted_again_is_not_kept() -> None:
     def encode(own: Any, prompt: str) -> torch.Tensor:
         own.cache = object()
@@ -251,6 +266,22 @@ def test_a_result_larger_than_the_bound_does_not_empty_the_cache() -> None:
     assert not rig.is_hit("eleven, or more")
     assert not rig.is_hit("eleven, or more")
     assert rig.is_hit("four")
+
+
+def test_prompts_longer_than_their_embeddings_do_not_stay_in_memory() -> None:
+    rig = Rig()
+    prompt = "a dog" * 1000
+    assert not rig.is_hit(prompt, options={"a": 1, "b": prompt})
+    assert rig.is_hit(prompt, options={"b": prompt, "a": 1})
+    assert not rig.is_hit(prompt, options={"a": 1, "b": f"{prompt}!"})
+    assert not rig.is_hit("\ud800"), "half a character, which only JSON can spell"
+    assert all(len(pickle.dumps(key)) < 100 for key in rig.cache._entries)
+
+
+def test_a_result_without_tensors_is_not_kept_as_no_bound_would_hold_it() -> None:
+    rig = Rig(lambda own, prompt: (None, prompt))
+    assert not rig.is_hit("a dog")
+    assert not rig.is_hit("a dog")
 
 
 def test_a_view_counts_with_all_that_it_keeps_in_memory() -> None:
@@ -488,6 +519,20 @@ def test_the_parameter_sets_the_bound_and_0_turns_the_cache_off(tmp_path: Path) 
     assert bounded is not None
     assert bounded.max_bytes == 4096
     assert load(prompt_cache_bytes="0").prompt_cache is None
+
+
+def test_a_warm_up_leaves_nothing_in_the_cache_and_is_not_counted(sd: Served) -> None:
+    engine, executor, sink = cached_engine(sd, 10_000_000)
+    assert executor.prompt_cache is not None
+    try:
+        engine._dummy_run(16, 16)
+        assert executor.prompt_cache.num_bytes == 0
+        engine.submit(DiffusionRequest.make("", seed=1, num_inference_steps=1)).result(DEADLINE_S)
+    finally:
+        engine.shutdown()
+    hits, misses, num_bytes = cache_values(sink)
+    assert (hits, misses) == (0, 1)
+    assert num_bytes == executor.prompt_cache.num_bytes > 0
 
 
 def test_a_control_call_can_empty_the_cache(sd: Served) -> None:

@@ -370,6 +370,58 @@ def test_the_memory_of_a_forward_that_did_not_fit_is_free_before_it_is_tried_in_
     assert kept == [0] * 7  # 4, then 2 and its halves, twice
 
 
+def test_the_memory_of_a_call_that_does_not_fit_alone_is_free_before_its_neighbours_run() -> None:
+    activations: list[weakref.ref[torch.Tensor]] = []
+    kept: list[int] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        kept.append(sum(reference() is not None for reference in activations))
+        activation = x + 1
+        activations.append(weakref.ref(activation))
+        if len(x) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return activation * 2
+
+    point = MeetingPoint("unet", WorkKind.FORWARD, forward)
+    _teach(point)
+    kept.clear()
+    activations.clear()
+    huge, small = run_calls([Call(point, (torch.ones(n, 1, 1, 1),), {}) for n in (3, 1)])
+    assert isinstance(huge, _Raised)
+    assert float(small) == 4.0
+    assert kept == [0] * 3  # both, then each
+
+
+def test_a_new_shape_that_does_not_fit_joint_is_tried_with_fewer_rows_the_next_time() -> None:
+    tried: list[int] = []
+
+    def forward(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        tried.append(len(x))
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x * t.reshape(-1, 1, 1, 1)
+
+    point = MeetingPoint("unet", WorkKind.FORWARD, forward)
+    calls = [Call(point, (torch.full((1, 1, 1, 1), i + 1.0), torch.tensor(i + 2.0)), {}) for i in range(5)]
+    assert len({point.describe(call)[0] for call in calls}) == 1
+    assert [float(output) for output in run_calls(calls)] == [2.0, 6.0, 12.0, 20.0, 30.0]
+    assert tried == [1, 1, 1, 1, 1, 5]
+    assert [point.max_rows(call) for call in calls] == [3] * 5
+    run_calls(calls[:3])
+    assert [point.max_rows(call) for call in calls] == [2] * 5
+    run_calls(calls[:2])
+    assert point.layouts, "two rows fit, and the guess was right"
+
+
+def test_calls_whose_rows_are_not_known_set_no_limit_for_all_others() -> None:
+    point = MeetingPoint("unet", WorkKind.FORWARD, lambda x: x)
+    _teach(point)
+    calls = [Call(point, (torch.zeros(1, 1, 1, 1),), {}) for _ in range(2)]
+    point.give_up(calls[0], "output")
+    point.limit_rows(calls)
+    assert not point.row_limits
+
+
 def _teach(point: MeetingPoint) -> None:
     one, two = ((torch.zeros(n, 1, 1, 1),) for n in (1, 2))
     point.layouts.append(CallLayout(layout.learn((one, {}), (two, {})), layout.learn(one[0], two[0])))

@@ -290,6 +290,7 @@ class DiffusionEngine:
                 if self._is_waiting(request_id) or self._scheduler.holds_slot(request_id):
                     self._tell(handle, self._end(handle, error(request_id)))
             self._doomed.clear()
+            self._work.notify()  # the engine thread ends, if it can
             self._slots.notify_all()
             self._idle.notify_all()
             self._deadlines.notify_all()
@@ -368,9 +369,12 @@ class DiffusionEngine:
         except Exception as error:
             log.exception("the executor failed")
             reports = [self._lose_in_executor(i, error) for i in group.request_ids]
-        if self._is_broken:
-            return  # a watchdog has given up on this unit of work, and told everybody
         seconds = now() - begin
+        with self._lock:
+            if self._is_broken:
+                return  # a watchdog has given up on this unit of work, and told everybody
+            self._scheduler.charge(group, seconds)
+            watchers = [self._handles[report.request_id].on_work for report in reports]
         steps = sum(event.kind is EventKind.STEP for report in reports for event in report.events)
         if group.kind is not WorkKind.FORWARD:
             if steps:  # of a pipeline whose denoiser is no meeting point
@@ -382,11 +386,7 @@ class DiffusionEngine:
                 self._delivery.put(lambda: self._telemetry.solo(reason))
         for use in [report.prompt_cache for report in reports if report.prompt_cache is not None]:
             self._delivery.put(partial(self._telemetry.prompt_cache, use.hits, use.misses, use.bytes_added))
-        with self._lock:
-            self._scheduler.charge(group, seconds)
-        for report in reports:
-            # Without the lock: only this thread ends a request that it has just executed.
-            on_work = self._handles[report.request_id].on_work
+        for on_work, report in zip(watchers, reports, strict=True):
             if on_work is not None:
                 on_work(group, report)
         self._update(reports)
@@ -410,6 +410,8 @@ class DiffusionEngine:
     def _update(self, reports: list[Report]) -> None:
         """Bring what the executor reported into the scheduler, and pass on what callers are to know."""
         with self._lock:
+            if self._is_broken:
+                return  # everybody has been answered meanwhile
             for report in reports:
                 handle = self._handles[report.request_id]
                 _note(handle.record, report)

@@ -164,9 +164,14 @@ class Scheduler:
         for entry in ready[1:]:
             other = entry.work
             assert other is not None
-            if other.kind is WorkKind.FORWARD and other.key == work.key and rows + other.rows <= max_rows:
+            if other.kind is not WorkKind.FORWARD or other.key != work.key:
+                continue
+            # A call that parked after memory had set a limit knows of it, one that parked before does not.
+            limit = max_rows if other.max_rows is None else min(other.max_rows, max_rows)
+            if rows + other.rows <= limit:
                 members.append(entry.request_id)
                 rows += other.rows
+                max_rows = limit
         return Group(WorkKind.FORWARD, tuple(members), rows)
 
     def turn(self, entry: Entry) -> tuple[float, ...]:

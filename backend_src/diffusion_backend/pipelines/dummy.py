@@ -6,7 +6,7 @@ what its signature has, until it runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -43,6 +43,11 @@ def mask(height: int, width: int) -> Image.Image:
     array = np.zeros((height, width), dtype=np.uint8)
     array[:, : width // 2] = 255
     return Image.fromarray(array)
+
+
+def needed(names: Sequence[str], height: int, width: int) -> dict[str, Any]:
+    """Return made-up pictures, by the names of a request's fields, for a request with one prompt."""
+    return {name: (mask(height, width) if name in MASKS else picture(0, height, width),) for name in names}
 
 
 def video(seed: int, frames: int, height: int, width: int) -> list[Image.Image]:

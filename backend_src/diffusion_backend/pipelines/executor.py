@@ -8,6 +8,7 @@ chooses which parked calls run next; `execute` runs them and resumes each greenl
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,8 +21,9 @@ from ..engine.executor import Capabilities, Report, Work, WorkKind
 from ..errors import DiffusionError, InvalidArgumentError, OutOfMemoryError, PipelineError, without_paths
 from ..request import DeferredOutput, DiffusionOutput, DiffusionRequest, Event, EventKind
 from ..timing import now
+from . import dummy
 from .adapters import Adapters, Selection, select
-from .arguments import call_arguments, frame_rate_of, signature_of
+from .arguments import call_arguments, frame_rate_of, side_of, signature_of
 from .known_device import KnownDevices
 from .layout import LayoutError
 from .meeting_point import Call, RequestGreenlet
@@ -29,6 +31,7 @@ from .module_state import restorer
 from .offload import defer_output
 from .oom import is_out_of_memory
 from .previews import decode_preview
+from .probe import DEFAULT_SIDE
 from .prompt_cache import PromptCache
 from .reference import own_copy
 from .step_meter import StepMeter
@@ -118,7 +121,7 @@ class PipelineExecutor:
         self._arguments = frozenset(signature_of(pipeline))
         self._active: dict[str, _Active] = {}
         self._mode = torch.no_grad()
-        self._on_cuda = getattr(pipeline.device, "type", "cpu") == "cuda"
+        self._on_cuda = self._devices.device.type == "cuda"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -175,7 +178,7 @@ class PipelineExecutor:
         outputs = run_calls([call for call in calls if call is not None])
         if self._on_cuda:
             # Times, fairness and aborts are about work that is done, not about kernels that were queued.
-            torch.cuda.current_stream(self.pipeline.device).synchronize()
+            torch.cuda.current_stream(self._devices.device).synchronize()
         return [self._resume(active, output) for active, output in zip(actives, outputs, strict=True)]
 
     def abort(self, request_id: str, error: DiffusionError) -> Report:
@@ -208,8 +211,20 @@ class PipelineExecutor:
 
     def _dummy_run(self, height: int | None, width: int | None) -> None:
         """Run one step of one request of this size."""
-        # With an id of its own: other requests may be under way.
-        request = DiffusionRequest.make("", seed=0, num_inference_steps=1, height=height, width=width)
+        side = side_of(self.pipeline) or DEFAULT_SIDE
+        pictures = dummy.needed(self._capabilities.needs, height or side, width or side)
+        # Of a single step a lower strength would leave none. The id is its own: other requests may be under way.
+        strength = 1.0 if pictures and "strength" in self._arguments else None
+        request = DiffusionRequest.make(
+            "", seed=0, num_inference_steps=1, height=height, width=width, strength=strength, **pictures
+        )
+        cache, self.prompt_cache = self.prompt_cache, None  # nothing of it is kept, or counted
+        try:
+            self._run_to_its_end(request)
+        finally:
+            self.prompt_cache = cache
+
+    def _run_to_its_end(self, request: DiffusionRequest) -> None:
         self.add_req(request)
         report = self.execute(WorkKind.START, [request.request_id])[0]
         while report.work is not None:
@@ -347,6 +362,9 @@ def run_calls(calls: Sequence[Call]) -> list[Any]:
         try:
             return [calls[0].point.run_one(calls[0])]
         except Exception as error:
+            if is_out_of_memory(error):
+                # What the failed forward had allocated must not be missing when its neighbours run.
+                traceback.clear_frames(error.__traceback__)
             return [_Raised(error)]
     point = calls[0].point
     halve = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import diffusers
+import torch
 
 
 class KnownDevices:
@@ -16,11 +17,14 @@ class KnownDevices:
 
     Args:
         pipeline: on its device, or with its offloading hooks.
+
+    Attributes:
+        device: where the outermost one works.
     """
 
     def __init__(self, pipeline: Any) -> None:
         self._classes: dict[type, type] = {}
-        self._learn(pipeline)
+        self.device = torch.device(self._learn(pipeline))
 
     def tell(self, own: Any) -> None:
         """Tell a request's own copy of the pipeline (`reference.own_copy`); called by the engine thread."""
@@ -28,13 +32,14 @@ class KnownDevices:
         for inner in _inside(own):
             self.tell(inner)
 
-    def _learn(self, pipeline: Any) -> None:
+    def _learn(self, pipeline: Any) -> Any:
         cls, device = type(pipeline), pipeline._execution_device
         # `_execution_device` is a property, which only a class can replace.
         members = {"_execution_device": device, "__module__": cls.__module__, "__doc__": cls.__doc__}
         self._classes[cls] = type(cls.__name__, (cls,), members)
         for inner in _inside(pipeline):
             self._learn(inner)
+        return device
 
 
 def _inside(pipeline: Any) -> list[Any]:

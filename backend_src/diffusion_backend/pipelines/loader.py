@@ -105,13 +105,10 @@ def _warm_up(pipeline: Any, config: ModelConfig, adapters: Adapters | None) -> P
         with torch.no_grad():
             for height, width in sizes[1:]:
                 executor._dummy_run(height, width)
-    except DiffusionError as error:
-        raise ModelLoadError(
-            f"{type(pipeline).__name__} was loaded, but does not run at a size of warmup_sizes "
-            f"({height}x{width}): {error}"
-        ) from error
     except Exception as error:
-        raise ModelLoadError(f"{type(pipeline).__name__} was loaded, but a first run failed: {error}") from error
+        has_size = height is not None and isinstance(error, DiffusionError)
+        problem = f"does not run at a size of warmup_sizes ({height}x{width})" if has_size else "a first run failed"
+        raise ModelLoadError(f"{type(pipeline).__name__} was loaded, but {problem}: {error}") from error
     return executor
 
 

@@ -141,7 +141,9 @@ class MeetingPoint:
     def limit_rows(self, calls: Sequence[Call]) -> int:
         """Remember, and return, the rows of these calls as the most for a forward: more of them did not fit."""
         rows = sum(self.rows_of(call) for call in calls)
-        self.row_limits.note(self._row_elements(calls[0]), rows)
+        elements = self._row_elements(calls[0])
+        if elements:  # else they run one by one, and their size is not known
+            self.row_limits.note(elements, rows)
         return rows
 
     def _row_elements(self, call: Call) -> int:
@@ -193,6 +195,7 @@ class MeetingPoint:
         except Exception as error:
             if is_out_of_memory(error):
                 self.guesses.append(guessed)
+                self.limit_rows(calls[: (len(calls) + 1) // 2])  # else each step would try the same again
                 return outputs
             log.info("%s: a call of a new shape cannot be merged: %s", self.name, error)
             difference = float("inf")

@@ -59,7 +59,7 @@ def to_output(raw: Any, *, sample_rate: int | None = None, frame_rate: float | N
 def as_long_as_video(
     audio: NDArray[np.float32], num_frames: int, frame_rate: float, sample_rate: int
 ) -> NDArray[np.float32]:
-    """Return the sound of a video; one that is a frame too short or too long ends in silence, or is cut.
+    """Return the sound of a video; one that is a frame or more too short ends in silence, too long is cut.
 
     (Vocoders make whole pieces of sound, which do not fit every number of frames.)
 
@@ -97,6 +97,8 @@ def is_finite(values: Any) -> Any:
         return torch.isfinite(values).all()
     if isinstance(values, list | tuple):
         return all(bool(is_finite(value)) for value in values)
+    if isinstance(values, float | np.floating):
+        return bool(np.isfinite(values))
     return not isinstance(values, np.ndarray) or values.dtype.kind != "f" or bool(np.isfinite(values).all())
 
 

@@ -11,7 +11,9 @@ what it writes into them reaches nobody else.
 
 from __future__ import annotations
 
+import copy
 import functools
+import hashlib
 import logging
 import weakref
 from collections import OrderedDict
@@ -59,7 +61,7 @@ class PromptCache:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._num_bytes = 0
         self._hits = self._misses = self._told_bytes = 0
 
@@ -106,7 +108,7 @@ class PromptCache:
             try:
                 state = _changed(untouched, vars(own))
                 del state["encode_prompt"]  # this function
-                key = (path, adapters(), _frozen(args), _frozen(kwargs), _frozen(state))
+                key = _digest((path, adapters(), _frozen(args), _frozen(kwargs), _frozen(state)))
             except _NotPlainError:
                 self._misses += 1
                 return function(*args, **kwargs)
@@ -116,18 +118,19 @@ class PromptCache:
                 return self._encode(key, own, lambda: function(*args, **kwargs))
             self._hits += 1
             self._entries.move_to_end(key)
-            vars(own).update(entry.written)
+            vars(own).update(copy.deepcopy(entry.written))
             return _mapped(entry.result, _Stored, lambda stored: _copy(stored.tensor, stored.device))
 
         return encode_prompt
 
-    def _encode(self, key: Hashable, own: Any, call: Callable[[], Any]) -> Any:
+    def _encode(self, key: bytes, own: Any, call: Callable[[], Any]) -> Any:
         """Encode a prompt, and keep the result if it can be kept."""
         before, random_before = dict(vars(own)), _random_state()
         result = call()
         written = _changed(before, vars(own))
         try:
             _frozen(written)
+            written = copy.deepcopy(written)  # the request goes on with its own
             kept = _mapped(result, torch.Tensor, lambda tensor: _Stored(_copy(tensor, _HOST), tensor.device))
         except (_NotPlainError, RuntimeError) as error:  # torch's, of a tensor that cannot be copied as it is
             log.debug("the embeddings of a prompt are not kept: %r", error)
@@ -136,9 +139,9 @@ class PromptCache:
             self._keep(key, _Entry(kept, written, _num_bytes(kept)))
         return result
 
-    def _keep(self, key: Hashable, entry: _Entry) -> None:
+    def _keep(self, key: bytes, entry: _Entry) -> None:
         """Add an entry, and drop those that were not used for longest until all fit."""
-        if entry.num_bytes > self.max_bytes:
+        if not 0 < entry.num_bytes <= self.max_bytes:  # without tensors there is nothing that the bound would hold
             return
         replaced = self._entries.pop(key, None)  # two requests may encode one prompt in turns
         self._num_bytes += entry.num_bytes - (replaced.num_bytes if replaced is not None else 0)
@@ -177,8 +180,13 @@ def _frozen(value: Any) -> Hashable:
     if kind in (list, tuple):
         return (kind, tuple(_frozen(item) for item in value))
     if kind is dict:
-        return (kind, frozenset((_frozen(name), _frozen(item)) for name, item in value.items()))
+        return (kind, tuple(sorted(((_frozen(name), _frozen(item)) for name, item in value.items()), key=repr)))
     raise _NotPlainError(kind)
+
+
+def _digest(key: Hashable) -> bytes:
+    """Return what stands for a key: prompts may be longer than their embeddings, and nothing bounds what keys take."""
+    return hashlib.blake2b(repr(key).encode(errors="surrogatepass"), digest_size=32).digest()
 
 
 def _mapped(value: Any, leaf: type, change: Callable[[Any], Any]) -> Any:
@@ -224,6 +232,7 @@ def _num_bytes(kept: Any) -> int:
 def _random_state() -> torch.Tensor:
     """Return the state of torch's global generators."""
     states = [torch.get_rng_state()]
-    if torch.cuda.is_available():
+    # Else they would be made here, and nobody has drawn from them.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states += torch.cuda.get_rng_state_all()
     return torch.cat(states)
