@@ -21,6 +21,7 @@ from tools.emoji.pipeline import draw
 from tools.emoji.render import draw_all
 from tools.emoji.sources import load_emoji
 from tools.emoji.stage import Rhythm, run_stage
+from tools.emoji.tokenizer import keep_tokenizer
 
 ROOT = Path(__file__).parents[2]
 LIMIT = 8
@@ -110,6 +111,22 @@ def test_labels_are_those_that_were_trained(smoke: SmokeRun) -> None:
     labels = json.loads((smoke.out / "labels.json").read_text(encoding="utf-8"))
     assert labels == [entry.label for entry in load_emoji(limit=LIMIT)]
     assert len(labels) == LIMIT
+
+
+@pytest.mark.slow
+def test_the_tokens_keep_their_numbers_when_a_run_continues(smoke: SmokeRun) -> None:
+    kept = json.loads((smoke.out.parent / "work" / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    written = json.loads((smoke.out / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert written["model"] == kept["model"]
+
+
+def test_a_tokenizer_that_was_kept_is_taken_again(tmp_path: Path) -> None:
+    entries = load_emoji(limit=4)
+    first = keep_tokenizer(tmp_path / "tokenizer", entries)
+    again = keep_tokenizer(tmp_path / "tokenizer", load_emoji(limit=8))
+    assert again.get_vocab() == first.get_vocab()
+    assert again.model_max_length == first.model_max_length
+    assert again("red apple").input_ids == first("red apple").input_ids
 
 
 def new_stage() -> AutoencoderStage:

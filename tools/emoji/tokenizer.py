@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer
@@ -13,6 +15,20 @@ VOCABULARY = 3000
 MOST_TOKENS = 24
 WORD_END = "</w>"
 START, END = "<|startoftext|>", "<|endoftext|>"
+
+
+def keep_tokenizer(folder: Path, entries: list[Emoji]) -> CLIPTokenizer:
+    """Return the tokenizer of an earlier run in this folder; learn it, and keep it there, when there is none.
+
+    The learner breaks ties in another order each time, so a run that continues must not number the tokens anew.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        train_tokenizer(entries).save_pretrained(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
+    return CLIPTokenizer.from_pretrained(folder)
 
 
 def train_tokenizer(entries: list[Emoji]) -> CLIPTokenizer:

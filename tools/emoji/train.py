@@ -29,7 +29,7 @@ from tools.emoji.pipeline import write_pipeline
 from tools.emoji.render import draw_all
 from tools.emoji.sources import DEFAULT_ANNOTATIONS, DEFAULT_FONT, Emoji, MissingDataError, load_emoji
 from tools.emoji.stage import Rhythm, StageRecord, run_stage
-from tools.emoji.tokenizer import train_tokenizer
+from tools.emoji.tokenizer import keep_tokenizer
 
 INTERRUPTED = 130
 # The most minutes and the most steps of each stage.
@@ -68,9 +68,8 @@ def train(options: argparse.Namespace) -> None:
     budget = Budget(options.autoencoder_minutes, options.autoencoder_steps)
     autoencoder_record = run_stage(first, budget, options.work_dir / "autoencoder.pt", rhythm)
 
-    second = DenoiserStage(
-        entries, pictures, first.autoencoder, train_tokenizer(entries), options.seed, device, fast_bfloat16
-    )
+    tokenizer = keep_tokenizer(options.work_dir / "tokenizer", entries)
+    second = DenoiserStage(entries, pictures, first.autoencoder, tokenizer, options.seed, device, fast_bfloat16)
     budget = Budget(options.denoiser_minutes, options.denoiser_steps)
     denoiser_record = run_stage(second, budget, options.work_dir / "denoiser.pt", rhythm)
 
