@@ -74,15 +74,16 @@ def test_cancelled_large_requests_give_their_memory_back_32(triton, served):
     """Case 32: large requests, cancelled while they run or wait; what eight of them needed is enough for all."""
     large = {"num_inference_steps": 900, "height": 192, "width": 192}
 
-    def give_up(count: int) -> None:
+    def give_up(count: int, num_running: int = 1) -> None:
         calls = [served.stream(prompt="a", **large) for _ in range(count)]
-        calls[0].wait_step()
+        for call in calls[:num_running]:
+            call.wait_step()
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda call: call.cancel(), calls))
         eventually(lambda: pending(served) == {}, "idle")
 
     for _ in range(2):
-        give_up(8)
+        give_up(8, num_running=8)  # all in one forward: the most that they can need
     before, shared_before = look(triton, served)
     for _ in range(rounds(3, 60)):
         give_up(8)

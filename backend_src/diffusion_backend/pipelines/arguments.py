@@ -103,10 +103,6 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
     _in_range("num_inference_steps", request.num_inference_steps, 1, most, refuse)
     _in_range("num_frames", request.num_frames, 1, limits.max_frames, refuse)
     _in_range("strength", request.strength, 0.0, 1.0, refuse)
-    steps = request.num_inference_steps or capabilities.defaults.get("num_inference_steps")
-    if request.strength is not None and isinstance(steps, int) and int(request.strength * steps) < 1:
-        least = math.ceil(1000 / steps) / 1000
-        refuse("strength", f"{request.strength} of {steps} steps leaves none; it must be at least {least}")
     _in_range("frame_rate", request.frame_rate, 1.0, 240.0, refuse)
     _in_range("duration_s", request.duration_s, 0.1, limits.max_duration_s, refuse)
     _in_range("num_outputs_per_prompt", request.num_outputs_per_prompt, 1, limits.max_outputs, refuse)
@@ -140,6 +136,7 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
     if capabilities.adapters or capabilities.adapter_root is not None:
         check_arguments(request.extra_args, request_id=request.request_id)
     _check_arguments(request, capabilities, replace(limits, max_steps=most), refuse)
+    _check_strength(request, capabilities, refuse)
     _check_texts(request, refuse)
     _check_pictures(request, capabilities, refuse)
     if request.duration_s is not None and not capabilities.arguments.intersection(DURATION):
@@ -151,6 +148,14 @@ def validate(request: DiffusionRequest, capabilities: Capabilities, limits: Limi
                 f"{request.duration_s} s at {rate} frames a second are {frames} frames; "
                 f"at most {limits.max_frames} are allowed",
             )
+
+
+def _check_strength(request: DiffusionRequest, capabilities: Capabilities, refuse: Refuse) -> None:
+    """Refuse a strength that leaves no step."""
+    steps = request.num_inference_steps or capabilities.defaults.get("num_inference_steps")
+    if request.strength is not None and isinstance(steps, int) and int(request.strength * steps) < 1:
+        least = math.ceil(1000 / steps) / 1000
+        refuse("strength", f"{request.strength} of {steps} steps leaves none; it must be at least {least}")
 
 
 def _check_pictures(request: DiffusionRequest, capabilities: Capabilities, refuse: Refuse) -> None:
