@@ -177,7 +177,7 @@ def test_a_solo_work_shares_with_nobody_and_keeps_its_reason(leader_is_solo: boo
     assert groups["j"] == Group(WorkKind.FORWARD, ("j",), 1, None)
 
 
-def test_decodes_run_one_by_one_before_a_forward_of_equal_device_time() -> None:
+def test_decodes_run_one_by_one_before_a_forward() -> None:
     s = scheduler()
     run(s, ("a", forward()), ("b", Work(WorkKind.DECODE, "vae")), ("c", Work(WorkKind.DECODE, "vae")))
     assert s.next_group() == Group(WorkKind.DECODE, ("b",), 1)
@@ -199,6 +199,24 @@ def test_after_a_decode_a_step_of_the_others_comes_before_the_next_decode(kind: 
         assert group is not None
         assert group.kind is WorkKind.DECODE
         s.charge(group, 1.0)
+
+
+def test_a_decode_does_not_wait_until_the_others_have_had_as_much_device_time() -> None:
+    """In a joint forward all advance alike, so that the one that is ahead would wait until they have ended."""
+    s = scheduler()
+    run(s, ("ahead", Work(WorkKind.DECODE, "vae")), ("behind", forward()))
+    s.charge(Group(WorkKind.FORWARD, ("ahead",), 1), 5.0)
+    decode = Group(WorkKind.DECODE, ("ahead",), 1)
+    assert s.next_group() == decode
+    s.charge(decode, 1.0)
+    s.release("ahead")
+    s.add("new")
+    s.admit()
+    s.set_work("new", forward("other"))
+    # The decode was no leader: the newcomer is not put behind `behind` by what the one that was ahead had had, but for
+    # its share of the slots.
+    s.charge(Group(WorkKind.FORWARD, ("behind",), 1), 4.0)
+    assert s.next_group() == Group(WorkKind.FORWARD, ("new",), 1)
 
 
 def test_decodes_do_not_wait_for_a_step_that_nobody_needs() -> None:

@@ -6,9 +6,10 @@ the request with the least device time, so that one huge request never starves m
 - `device_time` of a request grows by its share (1/n) of the time of each forward that it is in, and by its decodes;
 - a newcomer starts at the device time of the last leader, so that it is served soon, and yet a stream of newcomers
   cannot starve the old ones (the virtual time of start-time fair queueing: Goyal, Vin and Cheng, 1996);
-- START costs no device time, and START and DECODE win ties, so that slots and batches fill and empty without delay;
-- between two forwards at most one DECODE runs: however many requests end at once, and in however many pieces a video is
-  decoded, the steps of the others go on.
+- START costs no device time and wins ties, so that slots and batches fill without delay;
+- a DECODE does not wait for its turn, as the request is all but done and only its result is missing; but between two
+  forwards at most one runs: however many requests end at once, and in however many pieces a video is decoded, the steps
+  of the others go on.
 """
 
 from __future__ import annotations
@@ -151,12 +152,14 @@ class Scheduler:
         ready = sorted((e for e in self._slots.values() if e.work is not None), key=self.turn)
         if not ready:
             return None
+        decodes = [entry for entry in ready if _is_decode(entry.work)]
         if self._has_decoded and any(_is_step(entry.work) for entry in ready):
-            ready = [entry for entry in ready if entry.work is None or entry.work.kind is not WorkKind.DECODE]
-        leader = ready[0]
-        self._virtual_time = max(self._virtual_time, leader.device_time)
+            ready, decodes = [entry for entry in ready if not _is_decode(entry.work)], []
+        leader = decodes[0] if decodes else ready[0]
         work = leader.work
         assert work is not None
+        if not decodes:
+            self._virtual_time = max(self._virtual_time, leader.device_time)
         if work.kind is not WorkKind.FORWARD or work.solo_reason is not None:
             return Group(work.kind, (leader.request_id,), work.rows, work.solo_reason)
         members, rows = [leader.request_id], work.rows
@@ -177,8 +180,7 @@ class Scheduler:
     def turn(self, entry: Entry) -> tuple[float, ...]:
         """Return whose turn it is: the smallest leads the next group. A subclass may order otherwise."""
         assert entry.work is not None
-        once = entry.work.kind in (WorkKind.START, WorkKind.DECODE)
-        return (entry.device_time, not once, entry.arrival)
+        return (entry.device_time, entry.work.kind is not WorkKind.START, entry.arrival)
 
     def charge(self, group: Group, seconds: float) -> None:
         """Add each member's share of the time of a forward, step or decode that has just run to its device time."""
@@ -251,6 +253,10 @@ class Scheduler:
     def holds_slot(self, request_id: str) -> bool:
         """Whether a request is running and still needs the device."""
         return request_id in self._slots
+
+
+def _is_decode(work: Work | None) -> bool:
+    return work is not None and work.kind is WorkKind.DECODE
 
 
 def _is_step(work: Work | None) -> bool:
