@@ -90,9 +90,10 @@ def test_it_draws_through_tls_and_scales(https_port, certificates):
         connection = http.client.HTTPSConnection("localhost", https_port, context=context, timeout=60)
         connection.request("POST", "/v2/models/emoji_unary/generate", json.dumps({"prompt": "red apple"}))
         response = connection.getresponse()
-        pixels = len(json.load(response).get("images", ()))
+        body = response.read()
         connection.close()
-        return response.status, pixels
+        # Until the balancer knows a server it answers with a page of its own.
+        return response.status, len(json.loads(body)["images"]) if response.status == 200 else 0
 
     wait_until(lambda: draw()[0] == 200, "a picture")
     assert draw() == (200, 64 * 64 * 3)
