@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks.figure import Figure, number
 from benchmarks.hops import HOPS
+from tools.markers import write_between
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
@@ -179,20 +180,6 @@ def show(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
     for line in conditions(results):
         console.print(line, style="dim", highlight=False)
-
-
-def write_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Replace what is between two markers of a file.
-
-    Raises:
-        ValueError: the markers are not there, once each and in order.
-    """
-    old = path.read_text(encoding="utf-8")
-    head, found_begin, rest = old.partition(begin)
-    _, found_end, tail = rest.partition(end)
-    if not found_begin or not found_end or begin in tail or end in head + tail:
-        raise ValueError(f"{path.name} must hold each of the two markers once: {begin} {end}")
-    path.write_text(f"{head}{begin}\n{text}\n{end}{tail}", encoding="utf-8")
 
 
 def write_all(results: dict[str, Any], records: Sequence[dict[str, Any]]) -> list[Path]:

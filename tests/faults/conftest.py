@@ -82,7 +82,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.fixture(scope="session")
 def served(triton: TritonServer) -> Iterator[Served]:
     """The client of the server."""
-    client = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2], triton.access)
+    client = Served.of(triton, triton.access)
     yield client
     client.close()
 

@@ -22,6 +22,6 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
 @pytest.fixture(scope="session")
 def served(triton: TritonServer) -> Iterator[Served]:
     """The client of the server."""
-    client = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2])
+    client = Served.of(triton)
     yield client
     client.close()

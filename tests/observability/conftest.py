@@ -65,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The client of the server."""
     with TritonServer(make_repository(tmp_path_factory.mktemp("observed"))) as server:
         server.wait_ready(READY_S, strict=True)
-        client = Served(server.address_http, server.url_grpc, server.url_metrics.split("/")[2])
+        client = Served.of(server)
         yield client
         client.close()
 

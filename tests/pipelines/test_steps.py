@@ -347,8 +347,8 @@ def test_a_request_that_does_not_fit_alone_fails_alone_and_the_next_is_fine(
         assert running.results([small[0]])
 
 
-def test_the_memory_of_a_forward_that_did_not_fit_is_free_before_it_is_tried_in_halves() -> None:
-    """An exception keeps the frames that it passed, and those keep the activations: the halves would not fit either."""
+def _point_of_one_row() -> tuple[MeetingPoint, list[int]]:
+    """Return a denoiser with memory for one row, and how many activations were still there when each forward began."""
     activations: list[weakref.ref[torch.Tensor]] = []
     kept: list[int] = []
 
@@ -364,6 +364,12 @@ def test_the_memory_of_a_forward_that_did_not_fit_is_free_before_it_is_tried_in_
     _teach(point)
     kept.clear()
     activations.clear()
+    return point, kept
+
+
+def test_the_memory_of_a_forward_that_did_not_fit_is_free_before_it_is_tried_in_halves() -> None:
+    """An exception keeps the frames that it passed, and those keep the activations: the halves would not fit either."""
+    point, kept = _point_of_one_row()
     x = torch.arange(4.0).reshape(4, 1, 1, 1)
     outputs = run_calls([Call(point, (x[i : i + 1],), {}) for i in range(4)])
     assert [float(output) for output in outputs] == [2.0, 4.0, 6.0, 8.0]
@@ -371,21 +377,7 @@ def test_the_memory_of_a_forward_that_did_not_fit_is_free_before_it_is_tried_in_
 
 
 def test_the_memory_of_a_call_that_does_not_fit_alone_is_free_before_its_neighbours_run() -> None:
-    activations: list[weakref.ref[torch.Tensor]] = []
-    kept: list[int] = []
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        kept.append(sum(reference() is not None for reference in activations))
-        activation = x + 1
-        activations.append(weakref.ref(activation))
-        if len(x) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return activation * 2
-
-    point = MeetingPoint("unet", WorkKind.FORWARD, forward)
-    _teach(point)
-    kept.clear()
-    activations.clear()
+    point, kept = _point_of_one_row()
     huge, small = run_calls([Call(point, (torch.ones(n, 1, 1, 1),), {}) for n in (3, 1)])
     assert isinstance(huge, _Raised)
     assert float(small) == 4.0

@@ -38,7 +38,7 @@ def test_loading_and_unloading_again_and_again_50(tmp_path):
     arguments = ["--model-control-mode=explicit", "--load-model=guest"]
     with TritonServer(repository.path, extra_args=arguments, env=os.environ | {"HF_HUB_OFFLINE": "1"}) as server:
         server.wait_ready(READY_S)
-        served = Served(server.address_http, server.url_grpc, server.url_metrics.split("/")[2])
+        served = Served.of(server)
         baseline = None
         for cycle in range(rounds(4, 20)):
             values = {"prompt": "a", "height": 32, "width": 32, "progress": True}

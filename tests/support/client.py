@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from diffusion_backend.serve import Access
+from diffusion_backend.serve import Access, TritonServer
 
 DEADLINE_S = 120.0
 """For whatever must happen; generous, since other work may share the machine."""
@@ -263,6 +263,11 @@ class Served:
         self.admin = {} if access is None else access.grpc_metadata
         self._http_headers = {"Connection": "close", **({} if access is None else access.http_headers)}
         self.grpc = tritonclient.grpc.InferenceServerClient(grpc_url)
+
+    @classmethod
+    def of(cls, server: TritonServer, access: Access | None = None) -> Self:
+        """Return the client of a server of this process."""
+        return cls(server.address_http, server.url_grpc, server.url_metrics.split("/")[2], access)
 
     def close(self) -> None:
         self.grpc.close()

@@ -82,23 +82,7 @@ def _talkie() -> Any:
 def _video(name: str) -> Any:
     """LTX Video whose frames have few latents, as it is probed with 161 of them."""
     pipeline = _build(ltx.CASES, name)
-    ones = (1, 1, 1, 1, 1)
-    scaling = (True, True, False, False)
-    vae = diffusers.AutoencoderKLLTXVideo(
-        latent_channels=ltx.LATENT,
-        block_out_channels=(8, 8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8, 8),
-        layers_per_block=ones,
-        decoder_layers_per_block=ones,
-        spatio_temporal_scaling=scaling,
-        decoder_spatio_temporal_scaling=scaling,
-        decoder_inject_noise=(False,) * 5,
-        upsample_residual=(False,) * 4,
-        upsample_factor=(1, 1, 1, 1),
-        patch_size=2,
-    )
-    vae.use_framewise_encoding = vae.use_framewise_decoding = False
-    return type(pipeline)(**{**pipeline.components, "vae": lively(vae)})
+    return type(pipeline)(**{**pipeline.components, "vae": ltx.ltx_vae(patch_size=2)})
 
 
 def _control() -> Any:

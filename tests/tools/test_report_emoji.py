@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tools.emoji.chart import COLOURS, HEIGHT, WIDTH, Line, line_chart
-from tools.emoji.document import quality_table, training_table, write_between_markers
+from tools.emoji.document import quality_table, training_table, write_part
 from tools.emoji.render import draw_all
 from tools.emoji.report import Outcome
 from tools.emoji.sheet import COLUMNS, GAP, MISS_COLOUR, Pair, contact_sheet
@@ -47,13 +47,13 @@ def test_figures_go_between_the_markers_and_nowhere_else(tmp_path: Path) -> None
     table = quality_table({"names": share, "keywords": share, "emoji": 700, "autoencoder_mse": 0.01})
     document = tmp_path / "document.md"
     document.write_text("before\n<!-- quality -->\nold | 0.1\n<!-- /quality -->\nafter\n", encoding="utf-8")
-    write_between_markers(document, "quality", table)
-    write_between_markers(document, "quality", table)
+    write_part(document, "quality", table)
+    write_part(document, "quality", table)
     text = document.read_text(encoding="utf-8")
     assert text == f"before\n<!-- quality -->\n\n{table}\n\n<!-- /quality -->\nafter\n"
     assert "| 96 names | 0.917 | 1.000 |" in text
     with pytest.raises(ValueError, match="<!-- training -->"):
-        write_between_markers(document, "training", table)
+        write_part(document, "training", table)
 
 
 def test_chart_shows_each_line_in_its_colour() -> None:

@@ -98,7 +98,7 @@ def triton(log_path: Path, collector: Collector) -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="session")
 def served(triton: TritonServer) -> Iterator[Served]:
-    served = Served(triton.address_http, triton.url_grpc, triton.url_metrics.split("/")[2])
+    served = Served.of(triton)
     yield served
     served.close()
 

@@ -19,7 +19,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Ite
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     with make_server(path, {"emoji": {}}, env=env, extra=HAND_ON) as server:
         server.wait_ready(READY_S, strict=True)
-        served = Served(server.address_http, server.url_grpc, server.url_metrics.split("/")[2])
+        served = Served.of(server)
         yield Client(served, path / "log")
         served.close()
 

@@ -50,7 +50,7 @@ def main(
 
 def _plot(server: TritonServer, folder: Path, image: Path, seconds: float) -> None:
     """Load the server for so long, with Prometheus watching, and draw what it saw."""
-    served = Served(server.address_http, server.url_grpc, server.url_metrics.split("/")[2])
+    served = Served.of(server)
     config = write_config(folder, served.metrics_url, SCRAPE_S)
     with Prometheus(config, folder / "data") as prometheus:
         eventually(lambda: prometheus.query("up == 1"), "a first scrape")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tools.emoji.checkpoint import load_json
+from tools.markers import write_between
 
 
 def quality_table(figures: dict) -> str:
@@ -35,16 +35,10 @@ def training_table(training: Path) -> str:
     return "\n".join(["| Stage | Steps | Minutes |", "|---|---|---|", *rows])
 
 
-def write_between_markers(document: Path, name: str, text: str) -> None:
+def write_part(document: Path, name: str, text: str) -> None:
     """Replace what stands between `<!-- name -->` and `<!-- /name -->` in a document.
 
-    Raises `ValueError` when the document does not have exactly one such place.
+    Raises:
+        ValueError: the document does not have exactly one such place.
     """
-    before = document.read_text(encoding="utf-8")
-    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)", re.DOTALL)
-    after, count = place.subn(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", before)
-    if count != 1:
-        raise ValueError(
-            f"{document} must have the markers <!-- {name} --> and <!-- /{name} --> once, not {count} times"
-        )
-    document.write_text(after, encoding="utf-8")
+    write_between(document, f"<!-- {name} -->", f"<!-- /{name} -->", f"\n{text}\n")

@@ -22,7 +22,7 @@ from tools.emoji.captions import keyword_prompts, name_prompts
 from tools.emoji.chart import Line, line_chart
 from tools.emoji.checkpoint import load_json, save_json
 from tools.emoji.device import choose_device
-from tools.emoji.document import quality_table, training_table, write_between_markers
+from tools.emoji.document import quality_table, training_table, write_part
 from tools.emoji.metrics import NearestEmoji, share_within
 from tools.emoji.pipeline import DRAW_STEPS, GUIDANCE, draw
 from tools.emoji.render import draw_all
@@ -106,9 +106,9 @@ def report(options: argparse.Namespace) -> None:
     if options.json is not None:
         save_json(options.json, figures)
     if options.documents:
-        write_between_markers(options.documents / "emoji-model.md", "quality", quality_table(figures))
+        write_part(options.documents / "emoji-model.md", "quality", quality_table(figures))
         for document in (options.documents / "emoji-model.md", options.model / "README.md"):
-            write_between_markers(document, "training", training_table(options.model / "training.json"))
+            write_part(document, "training", training_table(options.model / "training.json"))
 
 
 def print_figures(figures: dict) -> None:

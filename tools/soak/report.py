@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tools.markers import write_between
+
 from .checks import WARM_UP
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
@@ -121,11 +123,7 @@ def publish(page: Path, text: str) -> None:
     Raises:
         ValueError: the page has no such marks.
     """
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no part between {BEGIN!r} and {END!r}")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+    write_between(page, BEGIN, END, f"\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def soak(settings: Settings, progress: Progress, log_file: Path | None = None) -
     """
     progress(0, "loading the models")
     with serving(log_file) as server:
-        served = Served(server.address_http, server.url_grpc, server.url_metrics.split("/")[2])
+        served = Served.of(server)
         run = _Run(settings, server, served, progress)
         try:
             run.send_all()

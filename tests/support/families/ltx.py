@@ -19,8 +19,8 @@ PARAMS = {"height": SIZE, "width": SIZE, "num_frames": FRAMES, "max_sequence_len
 GUIDANCE = (None, None, 1.0, None)
 
 
-def ltx_vae() -> Any:
-    """Return the autoencoder: 4× in space and in time."""
+def ltx_vae(patch_size: int = 1) -> Any:
+    """Return the autoencoder: 4× in time, and 4 × `patch_size` in space."""
     ones = (1, 1, 1, 1, 1)
     scaling = (True, True, False, False)
     vae = diffusers.AutoencoderKLLTXVideo(
@@ -34,7 +34,7 @@ def ltx_vae() -> Any:
         decoder_inject_noise=(False,) * 5,
         upsample_residual=(False,) * 4,
         upsample_factor=(1, 1, 1, 1),
-        patch_size=1,
+        patch_size=patch_size,
     )
     vae.use_framewise_encoding = vae.use_framewise_decoding = False
     return lively(vae)
