@@ -93,7 +93,7 @@ def test_queue_limit_behind_the_twin_35(served):
 
 def test_large_and_small_ones_share_37(served):
     """Case 37, small: small requests end while a very large one runs, and the large one ends."""
-    large = served.stream(prompt="a", num_inference_steps=12, height=192, width=192)
+    large = served.stream(prompt="a", num_inference_steps=60, height=192, width=192)
     large.wait_step()
     answers = at_once(8, lambda k: served.infer(prompt="b", **QUICK, seed=k))
     assert not large.done, "the large one was too small to show anything"
