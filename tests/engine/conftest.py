@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from diffusion_backend.engine import DiffusionEngine, EngineConfig
+from diffusion_backend.engine import DiffusionEngine, EngineConfig, Scheduler
 from diffusion_backend.telemetry import MemorySink, Telemetry
 from tests.support.fakes import DEADLINE_S, FakeExecutor
 
@@ -46,9 +46,17 @@ def rig() -> Iterator[Callable[..., Rig]]:
     """A function that makes a started engine with the given limits."""
     rigs: list[Rig] = []
 
-    def build(*, executor: FakeExecutor | None = None, sink: Any = None, **limits: int) -> Rig:
+    def build(
+        *,
+        executor: FakeExecutor | None = None,
+        sink: Any = None,
+        scheduler: type[Scheduler] = Scheduler,
+        **limits: int,
+    ) -> Rig:
         executor, sink = executor or FakeExecutor(), sink or MemorySink()
-        made = Rig(DiffusionEngine(executor, EngineConfig(**limits), Telemetry(sink)), executor, sink)
+        config = EngineConfig(**limits)
+        engine = DiffusionEngine(executor, config, Telemetry(sink), scheduler=scheduler)
+        made = Rig(engine, executor, sink)
         made.engine.start()
         rigs.append(made)
         return made

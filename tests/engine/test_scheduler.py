@@ -185,20 +185,40 @@ def test_decodes_run_one_by_one_before_a_forward() -> None:
 
 @pytest.mark.parametrize("kind", [WorkKind.FORWARD, WorkKind.STEP])
 def test_after_a_decode_a_step_of_the_others_comes_before_the_next_decode(kind: WorkKind) -> None:
-    """However little device time the decodes' requests have had."""
+    """If two together take longer than a step; however little device time the decodes' requests have had."""
     s = scheduler()
     run(s, ("a", Work(kind, "x")), ("b", Work(WorkKind.DECODE, "vae")), ("c", Work(WorkKind.DECODE, "vae")))
     s.charge(Group(kind, ("a",), 1), 100.0)
     decode, step = Group(WorkKind.DECODE, ("b",), 1), Group(kind, ("a",), 1)
     assert s.next_group() == decode
-    s.charge(decode, 1.0)  # in pieces: it needs another one
+    s.charge(decode, 60.0)  # in pieces: it needs another one
     for _ in range(3):
         assert s.next_group() == step
         s.charge(step, 1.0)
         group = s.next_group()
         assert group is not None
         assert group.kind is WorkKind.DECODE
-        s.charge(group, 1.0)
+        s.charge(group, 0.6)
+
+
+def test_decodes_between_two_forwards_take_no_longer_than_a_forward() -> None:
+    """The third would make it longer than the forward that has just run, so a forward comes first."""
+    s = scheduler()
+    decodes = [(f"d{k}", Work(WorkKind.DECODE, "vae")) for k in range(4)]
+    run(s, ("a", forward()), *decodes)
+    step = Group(WorkKind.FORWARD, ("a",), 1)
+    order = []
+    s.charge(step, 0.25)
+    for _ in range(6):
+        group = s.next_group()
+        assert group is not None
+        order.append(group.request_ids[0])
+        s.charge(group, 0.1 if group.kind is WorkKind.DECODE else 0.25)
+        if group.kind is WorkKind.DECODE:
+            s.end(group.request_ids[0], State.FINISHED)
+        else:
+            s.set_work("a", forward())
+    assert order == ["d0", "d1", "a", "d2", "d3", "a"]
 
 
 def test_a_decode_does_not_wait_until_the_others_have_had_as_much_device_time() -> None:

@@ -32,7 +32,7 @@ SMALL = {"num_inference_steps": 1, "height": 16, "width": 16, "guidance_scale": 
 
 QUEUE = """
 dynamic_batching {
-  preferred_batch_size: [ 1 ]
+  max_queue_delay_microseconds: 1000
   priority_levels: 3
   default_priority_level: 2
   default_queue_policy {

@@ -101,6 +101,17 @@ def test_large_and_small_ones_share_37(served):
     assert large.result().images.shape == (1, 192, 192, 3)
 
 
+def test_what_gathered_is_handed_over_together(served):
+    """When a slot is free, all that wait come in one go; one by one each would wait for Triton's next look, 0.5 s."""
+    before = served.metrics()
+    with Blocker(served):
+        calls = [served.stream("tight", prompt="a", **QUICK, seed=seed) for seed in range(4)]
+        waiting(served, 4)
+    assert [call.result().seeds for call in calls] == [[seed] for seed in range(4)]
+    executed = (served.metrics() - before).get("nv_inference_exec_count_total", "tight")
+    assert executed == 2, "not the blocker, and then the four together"
+
+
 def test_priority_1_overtakes_38(served):
     """Case 38: priority 1 overtakes those waiting at priority 2, and at priority 3."""
     with Blocker(served):

@@ -13,10 +13,11 @@ max_batch_size: 16
 
 {parameters}
 
-# Requests are batched step by step in the engine, so Triton hands them over one at a time and keeps those that do not
-# fit in its queue, with priorities (1 is served first), a size limit and timeouts.
+# Requests are batched step by step in the engine. While that has a free slot, Triton hands over what comes, after a
+# millisecond in which others may join; the rest waits in its queue, with priorities (1 is served first), a size limit
+# and timeouts.
 dynamic_batching {{
-  preferred_batch_size: [ 1 ]
+  max_queue_delay_microseconds: 1000
   priority_levels: 3
   default_priority_level: 2
   default_queue_policy {{

@@ -8,8 +8,8 @@ the request with the least device time, so that one huge request never starves m
   cannot starve the old ones (the virtual time of start-time fair queueing: Goyal, Vin and Cheng, 1996);
 - START costs no device time and wins ties, so that slots and batches fill without delay;
 - a DECODE does not wait for its turn, as the request is all but done and only its result is missing; but between two
-  forwards at most one runs: however many requests end at once, and in however many pieces a video is decoded, the steps
-  of the others go on.
+  forwards they take no longer than one forward took, or one of them runs: however many requests end at once, and in
+  however many pieces a video is decoded, the steps of the others go on.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Scheduler:
         self._heap: list[tuple[int, int, str]] = []  # of the waiting; ended ones are skipped when they surface
         self._deadlines: list[tuple[float, str]] = []  # likewise, of all live ones
         self._virtual_time = 0.0  # never falls
-        self._has_decoded = False  # since the last forward
+        self._step_seconds = 0.0  # of the last forward or step
+        self._decode_seconds = 0.0  # since then
+        self._may_decode = True  # before the next one
 
     # -- counts -------------------------------------------------------------------------------------------------
 
@@ -153,7 +155,7 @@ class Scheduler:
         if not ready:
             return None
         decodes = [entry for entry in ready if _is_decode(entry.work)]
-        if self._has_decoded and any(_is_step(entry.work) for entry in ready):
+        if not self._may_decode and any(_is_step(entry.work) for entry in ready):
             ready, decodes = [entry for entry in ready if not _is_decode(entry.work)], []
         leader = decodes[0] if decodes else ready[0]
         work = leader.work
@@ -186,7 +188,12 @@ class Scheduler:
         """Add each member's share of the time of a forward, step or decode that has just run to its device time."""
         if group.kind is WorkKind.START:
             return
-        self._has_decoded = group.kind is WorkKind.DECODE
+        if group.kind is WorkKind.DECODE:
+            self._decode_seconds += seconds
+            # The next one is taken to be like this one.
+            self._may_decode = self._decode_seconds + seconds <= self._step_seconds
+        else:
+            self._step_seconds, self._decode_seconds, self._may_decode = seconds, 0.0, True
         for request_id in group.request_ids:
             self._running[request_id].device_time += seconds / len(group.request_ids)
 

@@ -14,9 +14,13 @@ MAX_QUEUE_SIZE = 1024
 DEFAULT_TIMEOUT_MICROSECONDS = 3_600_000_000
 """How long a request may wait in Triton's queue. It must not be 0, or the timeouts of requests would not act."""
 
+QUEUE_DELAY_MICROSECONDS = 1000
+"""How long Triton waits for others that come with a request. While a model has limits, priorities or timeouts, its
+batcher looks at the queue when a request comes, and else every half second: it does not learn that `execute` has
+returned. One request at a time, the others of a burst would wait that long each."""
 
 QUEUE = {
-    "preferred_batch_size": [1],
+    "max_queue_delay_microseconds": QUEUE_DELAY_MICROSECONDS,
     "priority_levels": 3,
     "default_priority_level": 2,
     "default_queue_policy": {
