@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -108,6 +109,8 @@ def _parse_one(name: str, entry: dict[str, Any]) -> Fault:
     fault = Fault(**entry)
     for key, low, high in (("step", 1, None), ("rows", 0, None), ("seconds", 0, None), ("seed", 0, MAX_SEED)):
         value = getattr(fault, key)
+        if value is not None and not math.isfinite(value):
+            raise ConfigurationError(name, f"{key}: {value} is not allowed; it must be finite")
         if value is not None and (value < low or (high is not None and value > high)):
             raise ConfigurationError(name, f"{key}: {value} is not allowed; it must be at least {low}")
     for wrong, problem in _misfits(fault, entry):

@@ -308,7 +308,7 @@ class PipelineExecutor:
                 outcome = active.greenlet.throw(value.error)
             else:
                 outcome = active.greenlet.switch(value)
-        except Exception as error:
+        except BaseException as error:  # one that calls sys.exit() must not end the engine thread for all
             if active.restore is not None:
                 active.restore()
             explained = self._explain(active, error)
@@ -331,7 +331,7 @@ class PipelineExecutor:
             work = Work(WorkKind.FORWARD, key, rows, solo_reason, max_rows=outcome.point.max_rows(outcome))
         return Report(request_id, work=work, events=_take(active), params=active.params)
 
-    def _explain(self, active: _Active, error: Exception) -> DiffusionError:
+    def _explain(self, active: _Active, error: BaseException) -> DiffusionError:
         """Return the error that a request ends with when its pipeline raised `error`."""
         request_id = active.request.request_id
         if isinstance(error, DiffusionError):

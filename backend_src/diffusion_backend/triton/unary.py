@@ -242,10 +242,18 @@ class _Forwarder:
             while self._in_flight:
                 await asyncio.sleep(CANCEL_CHECK_S)
                 for task, sender in list(self._in_flight.items()):
-                    if sender.is_cancelled():
+                    if _is_cancelled(sender):
                         task.cancel()
         finally:
             self._watching = None
+
+
+def _is_cancelled(sender: Any) -> bool:
+    try:
+        return bool(sender.is_cancelled())
+    except Exception as error:  # the other calls are watched all the same
+        log.debug("it cannot be told whether a call was cancelled: %r", error)
+        return False
 
 
 def _credentials() -> Any:
