@@ -15,10 +15,10 @@ Build = Callable[..., Rig]
 
 
 class LongDecodes(Scheduler):
-    """Takes a decode to last longer than half a forward, so that two of them are longer than one."""
+    """Takes a decode to last longer than a quarter of a forward, so that two of them are longer than half of one."""
 
     def charge(self, group: Group, seconds: float) -> None:
-        super().charge(group, 0.6 if group.kind is WorkKind.DECODE else 1.0)
+        super().charge(group, 0.3 if group.kind is WorkKind.DECODE else 1.0)
 
 
 @pytest.mark.parametrize("pieces", [1, 4])

@@ -185,7 +185,7 @@ def test_decodes_run_one_by_one_before_a_forward() -> None:
 
 @pytest.mark.parametrize("kind", [WorkKind.FORWARD, WorkKind.STEP])
 def test_after_a_decode_a_step_of_the_others_comes_before_the_next_decode(kind: WorkKind) -> None:
-    """If two together take longer than a step; however little device time the decodes' requests have had."""
+    """If two together take longer than half a step; however little device time the decodes' requests have had."""
     s = scheduler()
     run(s, ("a", Work(kind, "x")), ("b", Work(WorkKind.DECODE, "vae")), ("c", Work(WorkKind.DECODE, "vae")))
     s.charge(Group(kind, ("a",), 1), 100.0)
@@ -198,22 +198,22 @@ def test_after_a_decode_a_step_of_the_others_comes_before_the_next_decode(kind: 
         group = s.next_group()
         assert group is not None
         assert group.kind is WorkKind.DECODE
-        s.charge(group, 0.6)
+        s.charge(group, 0.3)
 
 
-def test_decodes_between_two_forwards_take_no_longer_than_a_forward() -> None:
-    """The third would make it longer than the forward that has just run, so a forward comes first."""
+def test_decodes_between_two_forwards_take_no_longer_than_half_a_forward() -> None:
+    """The third would make it longer than half the forward that has just run, so a forward comes first."""
     s = scheduler()
     decodes = [(f"d{k}", Work(WorkKind.DECODE, "vae")) for k in range(4)]
     run(s, ("a", forward()), *decodes)
     step = Group(WorkKind.FORWARD, ("a",), 1)
     order = []
-    s.charge(step, 0.25)
+    s.charge(step, 0.5)
     for _ in range(6):
         group = s.next_group()
         assert group is not None
         order.append(group.request_ids[0])
-        s.charge(group, 0.1 if group.kind is WorkKind.DECODE else 0.25)
+        s.charge(group, 0.1 if group.kind is WorkKind.DECODE else 0.5)
         if group.kind is WorkKind.DECODE:
             s.end(group.request_ids[0], State.FINISHED)
         else:
@@ -245,6 +245,41 @@ def test_decodes_do_not_wait_for_a_step_that_nobody_needs() -> None:
     s.charge(Group(WorkKind.DECODE, ("b",), 1), 1.0)
     s.set_work("b", Work(WorkKind.START, "start"))
     assert s.next_group() == Group(WorkKind.DECODE, ("c",), 1)
+
+
+def test_a_start_does_not_wait_until_the_others_have_had_as_much_device_time() -> None:
+    """A newcomer begins where the last leader stood; those behind it lead the next forward, and it is to be in that."""
+    s = scheduler()
+    run(s, ("a", forward()), ("b", forward("other")))
+    s.charge(Group(WorkKind.FORWARD, ("a",), 1), 5.0)
+    s.charge(Group(WorkKind.FORWARD, ("b",), 1), 1.0)
+    s.end("a", State.FINISHED)  # its 5 s, in shares of two slots, put the virtual time to 2.5 s: past `b`
+    s.add("new")
+    assert s.admit() == ["new"]
+    assert s.next_group() == Group(WorkKind.START, ("new",), 0)
+    s.set_work("new", forward())
+    assert s.next_group() == Group(WorkKind.FORWARD, ("b",), 1)
+
+
+def test_requests_that_fail_at_their_start_do_not_hold_up_the_steps_of_others() -> None:
+    """Between two steps there are at most as many starts as slots."""
+    s = scheduler(seqs=3)
+    run(s, ("a", forward()))
+    order = []
+    for k in range(12):
+        while s.num_waiting < 3:
+            s.add(f"bad {k} {s.num_waiting}")
+        s.admit()
+        group = s.next_group()
+        assert group is not None
+        order.append(group.kind)
+        s.charge(group, 1.0)
+        if group.kind is WorkKind.START:
+            s.end(group.request_ids[0], State.FAILED)
+        else:
+            s.set_work("a", forward())
+    start, step = WorkKind.START, WorkKind.FORWARD
+    assert order == [start, start, start, step] * 3
 
 
 def test_a_forward_charges_each_member_its_share_and_the_least_charged_leads() -> None:

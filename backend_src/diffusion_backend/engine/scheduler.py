@@ -6,10 +6,11 @@ the request with the least device time, so that one huge request never starves m
 - `device_time` of a request grows by its share (1/n) of the time of each forward that it is in, and by its decodes;
 - a newcomer starts at the device time of the last leader, so that it is served soon, and yet a stream of newcomers
   cannot starve the old ones (the virtual time of start-time fair queueing: Goyal, Vin and Cheng, 1996);
-- START costs no device time and wins ties, so that slots and batches fill without delay;
-- a DECODE does not wait for its turn, as the request is all but done and only its result is missing; but between two
-  forwards they take no longer than one forward took, or one of them runs: however many requests end at once, and in
-  however many pieces a video is decoded, the steps of the others go on.
+- a START does not wait for its turn, so that forwards fill without delay, and costs no device time; but between two
+  forwards no more of them run than there are slots, however many requests fail at their start;
+- a DECODE does not wait for its turn either, as the request is all but done and only its result is missing; but
+  between two forwards they take no longer than half a forward, or one of them runs: however many requests end at once,
+  and in however many pieces a video is decoded, the steps of the others go on.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Scheduler:
         self._step_seconds = 0.0  # of the last forward or step
         self._decode_seconds = 0.0  # since then
         self._may_decode = True  # before the next one
+        self._num_starts = 0  # since the last one
 
     # -- counts -------------------------------------------------------------------------------------------------
 
@@ -149,24 +151,21 @@ class Scheduler:
 
     def next_group(self) -> Group | None:
         """Return what to execute next, or None if no running request needs the device."""
-        if not self._slots:
-            return None
         ready = sorted((e for e in self._slots.values() if e.work is not None), key=self.turn)
         if not ready:
             return None
-        decodes = [entry for entry in ready if _is_decode(entry.work)]
-        if not self._may_decode and any(_is_step(entry.work) for entry in ready):
-            ready, decodes = [entry for entry in ready if not _is_decode(entry.work)], []
-        leader = decodes[0] if decodes else ready[0]
+        steps = [entry for entry in ready if _kind(entry) in (WorkKind.FORWARD, WorkKind.STEP)]
+        leader = self._out_of_turn(ready, anyway=not steps)
+        if leader is None:
+            leader = steps[0]
+            self._virtual_time = max(self._virtual_time, leader.device_time)
         work = leader.work
         assert work is not None
-        if not decodes:
-            self._virtual_time = max(self._virtual_time, leader.device_time)
         if work.kind is not WorkKind.FORWARD or work.solo_reason is not None:
             return Group(work.kind, (leader.request_id,), work.rows, work.solo_reason)
         members, rows = [leader.request_id], work.rows
         max_rows = self.max_batch_rows if work.max_rows is None else min(work.max_rows, self.max_batch_rows)
-        for entry in ready[1:]:
+        for entry in steps[1:]:
             other = entry.work
             assert other is not None
             if other.kind is not WorkKind.FORWARD or other.key != work.key:
@@ -179,21 +178,32 @@ class Scheduler:
                 max_rows = limit
         return Group(WorkKind.FORWARD, tuple(members), rows)
 
+    def _out_of_turn(self, ready: Iterable[Entry], *, anyway: bool) -> Entry | None:
+        """Return the request whose DECODE or START goes before the next step; with `anyway` there is no step."""
+        decode = next((entry for entry in ready if _kind(entry) is WorkKind.DECODE), None)
+        if decode is not None and (anyway or self._may_decode):
+            return decode
+        start = next((entry for entry in ready if _kind(entry) is WorkKind.START), None)
+        if start is not None and (anyway or self._num_starts < self.max_num_seqs):
+            return start
+        return None
+
     def turn(self, entry: Entry) -> tuple[float, ...]:
         """Return whose turn it is: the smallest leads the next group. A subclass may order otherwise."""
-        assert entry.work is not None
-        return (entry.device_time, entry.work.kind is not WorkKind.START, entry.arrival)
+        return (entry.device_time, entry.arrival)
 
     def charge(self, group: Group, seconds: float) -> None:
         """Add each member's share of the time of a forward, step or decode that has just run to its device time."""
         if group.kind is WorkKind.START:
+            self._num_starts += 1
             return
         if group.kind is WorkKind.DECODE:
             self._decode_seconds += seconds
             # The next one is taken to be like this one.
-            self._may_decode = self._decode_seconds + seconds <= self._step_seconds
+            self._may_decode = self._decode_seconds + seconds <= self._step_seconds / 2
         else:
             self._step_seconds, self._decode_seconds, self._may_decode = seconds, 0.0, True
+            self._num_starts = 0
         for request_id in group.request_ids:
             self._running[request_id].device_time += seconds / len(group.request_ids)
 
@@ -262,9 +272,5 @@ class Scheduler:
         return request_id in self._slots
 
 
-def _is_decode(work: Work | None) -> bool:
-    return work is not None and work.kind is WorkKind.DECODE
-
-
-def _is_step(work: Work | None) -> bool:
-    return work is not None and work.kind in (WorkKind.FORWARD, WorkKind.STEP)
+def _kind(entry: Entry) -> WorkKind | None:
+    return None if entry.work is None else entry.work.kind
