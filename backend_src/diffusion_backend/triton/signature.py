@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,3 +130,29 @@ def complete(config: Any, *, decoupled: bool) -> Any:
         if decoupled:  # the method makes an empty block, with which neither priorities nor time-outs act
             existing["dynamic_batching"].update(QUEUE)
     return config
+
+
+def queue_hint(model_config: Mapping[str, Any]) -> str | None:
+    """Say what of a streaming model's queue lets requests wait for nothing, or return None.
+
+    Args:
+        model_config: as Triton hands it to `initialize`.
+    """
+    batching = model_config.get("dynamic_batching", {})
+    policy = batching.get("default_queue_policy", {})
+    is_told = not (
+        int(batching.get("priority_levels", 0))
+        or int(policy.get("default_timeout_microseconds", 0))
+        or int(policy.get("max_queue_size", 0))
+        or policy.get("allow_timeout_override", False)
+    )
+    if is_told or (
+        int(batching.get("max_queue_delay_microseconds", 0))
+        and max(map(int, batching.get("preferred_batch_size", [])), default=MAX_BATCH_SIZE) > 1
+    ):
+        return None
+    return (
+        "dynamic_batching: with priorities, timeouts or a size limit Triton looks at the queue only when a request "
+        "comes and every 0.5 s; so that requests that come together are handed over together, set "
+        f"max_queue_delay_microseconds: {QUEUE_DELAY_MICROSECONDS} and no preferred_batch_size of 1"
+    )

@@ -99,6 +99,9 @@ class StreamingModel:
             Telemetry(TritonSink(args["model_name"])),
         )
         self._check_defaults(config)
+        hint = signature.queue_hint(model_config)
+        if hint is not None:
+            log.warning("%s", hint)
         if not config.log_prompts:
             leave_out_error_texts()  # until now they could quote the prompts of the probe only
         self._engine.start()
