@@ -7,9 +7,9 @@
 # Needs root, debootstrap, a Docker engine, and the project's virtual environment. The root file system is kept in the
 # cache folder and made once. What a stand-in cannot prove is in docs/deploy.md.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-cache=${1:?usage: stand-ins.sh CACHE_FOLDER}
+cache=$(realpath -m -- "${1:?usage: stand-ins.sh CACHE_FOLDER}")
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 suite=bookworm
 archive=$cache/root-$suite.tar
 

@@ -3,12 +3,11 @@
 #
 #     deploy/proxy/make-certificate.sh [FOLDER [NAME...]]     NAMEs: localhost unless given; 127.0.0.1 is always in it
 #
-# FOLDER (deploy/proxy/certificates) gets server.pem, the certificate with its key, which the proxy reads, and ca.pem,
+# FOLDER (certificates beside this file) gets server.pem, the certificate with its key, which the proxy reads, and ca.pem,
 # the certificate alone, which clients trust. In production put a real certificate chain and its key in server.pem.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-folder=${1:-deploy/proxy/certificates}
+folder=${1:-$(dirname "${BASH_SOURCE[0]}")/certificates}
 names=("${@:2}")
 [ ${#names[@]} -gt 0 ] || names=(localhost)
 proxy_user=${PROXY_USER:-99:99} # as in docker-compose.yml

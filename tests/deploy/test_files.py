@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,3 +131,39 @@ def test_docs_name_every_setting():
     for name, default in used.items():
         shown = rows[name].strip().strip("`")
         assert shown == (default or "none"), name
+
+
+def run_script(path: str, *arguments: str, folder: Path, **settings: str) -> None:
+    """Run a script of deploy/ in a folder that is not the checkout."""
+    command = [ROOT / "deploy" / path, *arguments]
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl (Debian: apt-get install openssl)")
+def test_a_certificate_is_made_in_the_folder_that_the_caller_means(tmp_path):
+    user = f"{os.getuid()}:{os.getgid()}"
+    run_script("proxy/make-certificate.sh", "mine", "a.example", folder=tmp_path, PROXY_USER=user)
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["ca.pem", "server.pem"]
+    assert "BEGIN PRIVATE KEY" in (tmp_path / "mine" / "server.pem").read_text()
+
+
+def test_wheels_are_collected_in_the_folder_that_the_caller_means(tmp_path):
+    """By a Python that notes what pip is asked for, and where: no index is reached."""
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'[ "$1" = - ] && exec {sys.executable} "$@"\n'
+        'for last; do :; done\n{ pwd; echo "$@"; cat "$last"; } >"$NOTES"\n'
+    )
+    python.chmod(0o755)
+    notes = tmp_path / "notes"
+    run_script("docker/wheelhouse.sh", "wheels", "./python", folder=tmp_path, NOTES=str(notes))
+    where, asked, *requirements = notes.read_text().splitlines()
+    assert Path(where, asked.split("--dest ")[1].split()[0]) == tmp_path / "wheels"
+    assert (tmp_path / "wheels").is_dir()
+    assert asked.startswith("-m pip download ")
+    assert "setuptools" in requirements
+    assert any(line.startswith("diffusers") for line in requirements)

@@ -80,13 +80,14 @@ def test_steps_are_streamed_through_the_balancer(balanced):
     assert [text["event"] for text in texts].count("step") == 5
 
 
-def test_prometheus_finds_both(scaled):
+@pytest.mark.parametrize("job", ["triton", "balancer"])
+def test_prometheus_finds_both_servers_and_both_proxies(scaled, job):
     def health() -> list[str]:
         connection = http.client.HTTPConnection(f"127.0.0.1:{scaled.settings['PROMETHEUS_PORT']}", timeout=30)
         connection.request("GET", "/api/v1/targets?state=active")
         targets = json.load(connection.getresponse())["data"]["activeTargets"]
         connection.close()
-        return [target["health"] for target in targets if target["labels"]["job"] == "triton"]
+        return [target["health"] for target in targets if target["labels"]["job"] == job]
 
     wait_until(lambda: health() == ["up", "up"], "two targets that are up")
 

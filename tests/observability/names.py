@@ -13,6 +13,9 @@ _GPU = {
 }
 """Triton's metrics that only a machine with a GPU has: https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md"""
 
+_HAPROXY = {"haproxy_backend_active_servers": {"proxy"}}
+"""Shown by test_balancer.py."""
+
 _PROMETHEUS = {"up": set(), "ALERTS": {"alertname", "alertstate"}}
 
 _SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
@@ -20,7 +23,7 @@ _SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gaug
 
 def metrics_of(page: str) -> dict[str, set[str]]:
     """Return the labels of every metric: ours by the contract, Triton's as they are on a page, and a few more."""
-    known = {**_GPU, **_PROMETHEUS, **triton_metrics(page)}
+    known = {**_GPU, **_HAPROXY, **_PROMETHEUS, **triton_metrics(page)}
     for spec in (*METRICS, UNARY_TWIN):
         for suffix in _SUFFIXES[spec.kind]:
             known[spec.name + suffix] = {"model", *spec.labels, *({"le"} if suffix == "_bucket" else ())}
@@ -38,6 +41,7 @@ def triton_metrics(page: str) -> dict[str, set[str]]:
 def labels_of(expr: str) -> dict[str, set[str]]:
     """Return the raw metrics in a query, each with the labels that its selectors match on."""
     found: dict[str, set[str]] = {}
-    for name, matchers in re.findall(r"(?<![:\w])(diffusion_\w+|nv_\w+|up|ALERTS)\b(?!:)(?:\{([^}]*)\})?", expr):
+    selector = r"(?<![:\w])(diffusion_\w+|nv_\w+|haproxy_\w+|up|ALERTS)\b(?!:)(?:\{([^}]*)\})?"
+    for name, matchers in re.findall(selector, expr):
         found.setdefault(name, set()).update(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers))
     return found

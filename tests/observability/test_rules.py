@@ -66,6 +66,7 @@ LOOSENED = {
     "DiffusionNoModel": ("expr", "unless on (job, instance) diffusion_requests_running", ""),
     "DiffusionRestarting": ("expr", ">= 2", ">= 1"),
     "DiffusionStalled": ("expr", "== 0", ">= 0"),
+    "DiffusionBalancerEmpty": ("for", "1m", "0s"),
     "DiffusionQueueGrowing": ("expr", "> 0", ">= 0"),
     "DiffusionQueueSlow": ("expr", "> on (model) group_left () diffusion:queue_target_seconds", "> 0"),
     "DiffusionLatencyHigh": ("expr", "> on (model) group_left () diffusion:latency_target_seconds", "> 0"),
@@ -139,7 +140,7 @@ def test_a_healthy_server_is_called_available(scraped: Scraped) -> None:
         for rule in group["rules"]
         if group["name"] == "diffusion-availability"
     }
-    assert len(states) == 7
+    assert len(states) == 8
     assert set(states.values()) == {"inactive"}
 
 

@@ -168,8 +168,8 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("a-key-from-the-file\n")
     file.chmod(0o640)
-    assert read_key({"ADMIN_KEY": "another"}, file) == "a-key-from-the-file"
-    assert read_key({"ADMIN_KEY": "another"}, None) == "another"
+    assert read_key({"ADMIN_KEY": "another-key-for-us"}, file) == "a-key-from-the-file"
+    assert read_key({"ADMIN_KEY": "another-key-for-us"}, None) == "another-key-for-us"
     assert read_key({"ADMIN_KEY": ""}, None) is None
     file.chmod(0o644)
     with pytest.raises(ArgumentError, match=r"Everyone on this machine can read .* chmod o="):
@@ -180,6 +180,19 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         read_key({}, file)
     with pytest.raises(ArgumentError, match="cannot be read"):
         read_key({}, tmp_path / "none")
+
+
+def test_a_weak_key_is_named_by_what_it_was_set_with(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("tooshort")
+    file.chmod(0o600)
+    with pytest.raises(ArgumentError, match=rf"^The key in the file {file} must be at least 16 characters") as caught:
+        read_key({"ADMIN_KEY": "another-one-that-is-long-enough"}, file)
+    assert "ADMIN_KEY" not in str(caught.value)
+    with pytest.raises(ArgumentError, match=r"^The key in ADMIN_KEY must be at least 16 characters"):
+        read_key({"ADMIN_KEY": "tooshort"}, None)
+    with pytest.raises(ArgumentError, match=r"^The administrator's key must be at least 16 characters"):
+        Access(key="tooshort")
 
 
 def test_which_endpoints_are_restricted_is_read() -> None:

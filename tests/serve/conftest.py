@@ -75,7 +75,7 @@ class TritonPythonModel:
         return []
 """
 
-_PLAIN_CONFIG = """
+PLAIN_CONFIG = """
 input [ { name: "a" data_type: TYPE_FP32 dims: [ 1 ] } ]
 output [ { name: "b" data_type: TYPE_FP32 dims: [ 1 ] } ]
 """
@@ -88,7 +88,7 @@ class Repository:
         self.path = path
         path.mkdir()
 
-    def add(self, name: str, source: str, config: str = _PLAIN_CONFIG) -> None:
+    def add(self, name: str, source: str, config: str = PLAIN_CONFIG) -> None:
         version = self.path / name / "1"
         version.mkdir(parents=True)
         (version / "model.py").write_text(source)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from diffusion_backend.serve import PortError
-from diffusion_backend.serve.ports import check_port, free_ports
+from diffusion_backend.serve.ports import check_distinct, check_port, free_ports
 
 
 def test_free_ports_are_different_and_free():
@@ -26,6 +26,20 @@ def test_taken_port_is_refused_and_another_suggested():
         port = taken.getsockname()[1]
         with pytest.raises(PortError, match=rf"Port {port} at 127\.0\.0\.1 is in use by process .*GRPC_PORT=\d+"):
             check_port("127.0.0.1", port, "GRPC_PORT")
+
+
+@pytest.mark.parametrize("metrics_host", ["127.0.0.1", "0.0.0.0"])
+def test_one_port_for_two_endpoints_is_refused_and_both_are_named(metrics_host):
+    (port,) = free_ports("0.0.0.0", 1)
+    complaint = rf"HTTP_PORT and METRICS_PORT are both {port}\. .*: METRICS_PORT=\d+$"
+    with pytest.raises(PortError, match=complaint) as caught:
+        check_distinct(port, ("127.0.0.1", "HTTP_PORT"), (metrics_host, "METRICS_PORT"))
+    check_port(metrics_host, int(str(caught.value).rpartition("=")[2]), "METRICS_PORT")
+
+
+def test_one_port_at_two_addresses_is_allowed():
+    (port,) = free_ports("0.0.0.0", 1)
+    check_distinct(port, ("127.0.0.1", "HTTP_PORT"), ("127.0.0.2", "METRICS_PORT"))
 
 
 def test_port_of_closed_connections_can_be_used_again():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import http.client
 import os
@@ -27,8 +28,11 @@ from diffusion_backend.serve import (
     drain,
     endpoints,
 )
+from diffusion_backend.serve import server as server_module
+from diffusion_backend.serve.ports import free_ports
+from diffusion_backend.serve.watch import find_stubs
 from tests.serve.client import Pending, generate, post
-from tests.serve.conftest import is_gone, wait_until
+from tests.serve.conftest import DEADLINE_S, PLAIN_CONFIG, is_gone, wait_until
 
 
 def _inputs(text: str, delay_s: float, shape: tuple[int, ...] = (1,)) -> list[grpcclient.InferInput]:
@@ -86,6 +90,28 @@ def test_failing_start_leaves_no_folder(repository, tmp_path, monkeypatch):
     assert [path for path in tmp_path.iterdir() if path.name.startswith("diffusion_backend_")] == []
 
 
+@pytest.mark.parametrize(
+    "pair", [("http_port", "grpc_port"), ("http_port", "metrics_port"), ("grpc_port", "metrics_port")]
+)
+def test_one_port_given_twice_is_refused_before_the_start(repository, pair):
+    repository.add_echo()
+    (port,) = free_ports("127.0.0.1", 1)
+    server = TritonServer(repository.path, **dict.fromkeys(pair, port))
+    with pytest.raises(PortError, match=f"{pair[0].upper()} and {pair[1].upper()} are both {port}"):
+        server.start()
+    assert server.pid is None
+
+
+def test_ports_that_are_not_given_are_none_that_are(repository, monkeypatch):
+    """The free ports that are found first are those that were given."""
+    repository.add_echo()
+    given, *others = free_ports("127.0.0.1", 3)
+    monkeypatch.setattr(server_module, "free_ports", lambda host, count: [given, *others][:count])
+    with TritonServer(repository.path, metrics_port=given) as server:
+        addresses = server.addresses
+        assert [addresses.http_port, addresses.grpc_port, addresses.metrics_port] == [*others, given]
+
+
 def test_server_that_ends_while_loading_is_reported_with_its_words(repository):
     repository.add_echo()
     with TritonServer(repository.path, extra_args=["--no-such-option"]) as server:
@@ -136,6 +162,22 @@ def test_unloading_a_model_is_no_death_but_killing_its_stub_is(repository):
         assert "model 'echo'" in server.failure
 
 
+def test_a_death_is_noticed_where_the_kernel_has_no_pidfd(repository, monkeypatch):
+    """Such a kernel is older than any that the server runs on here, so the call fails by hand."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    repository.add_echo()
+    with TritonServer(repository.path) as server:
+        server.wait_ready()
+        os.kill(server.stub_pids()[0], signal.SIGKILL)
+        assert server.wait(DEADLINE_S) is not None
+        assert server.failure is not None
+        assert "was ended by SIGKILL" in server.failure
+
+
 def test_watching_can_be_switched_off(repository):
     repository.add_echo()
     with TritonServer(repository.path, watch_stubs=False) as server:
@@ -154,6 +196,43 @@ def test_drain_waits_for_the_running_request(repository):
         assert server.drain(waits.append) is True
         assert request.wait() == "late"
         assert "requests: 1 running, 0 waiting" in waits
+        assert server.returncode == 0
+
+
+def test_a_model_that_dies_while_the_server_drains_ends_it(repository):
+    repository.add_echo(gauge=True)
+    repository.add_echo("idle", gauge=True)
+    with TritonServer(repository.path, exit_timeout=600) as server:
+        server.wait_ready()
+        victim = {stub.model: stub.pid for stub in find_stubs(server.pid)}["echo"]
+        request = Pending(server.url_http, delay_s=600.0)
+        wait_until(functools.partial(_is_running, server), "the request runs")
+        begin = time.monotonic()
+        assert server.drain(lambda what: os.kill(victim, signal.SIGKILL) if "1 running" in what else None) is False
+        assert isinstance(request.wait(), Exception)
+        assert time.monotonic() - begin < 60
+        assert server.failure is not None
+        assert f"model 'echo' (process {victim}) was ended by SIGKILL" in server.failure
+
+
+def test_models_that_take_their_time_to_end_have_not_died(repository, monkeypatch):
+    """One process of the model is gone for seconds while another still keeps it from being unloaded."""
+    monkeypatch.setattr(drain, "IDLE_S", 60.0)
+    repository.add(
+        "slow_to_end",
+        "import time\n"
+        "class TritonPythonModel:\n"
+        "    def execute(self, requests):\n"
+        "        return []\n"
+        "    def finalize(self):\n"
+        "        time.sleep(3)\n",
+        config="instance_group [ { kind: KIND_CPU count: 2 } ]\n" + PLAIN_CONFIG,
+    )
+    with TritonServer(repository.path, exit_timeout=60) as server:
+        server.wait_ready()
+        assert len(server.stub_pids()) == 2
+        assert server.drain() is True
+        assert server.failure is None
         assert server.returncode == 0
 
 

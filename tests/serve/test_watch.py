@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from diffusion_backend.engine import EXIT_HUNG
+from diffusion_backend.serve import watch
 from diffusion_backend.serve.watch import Stub, StubDeath, find_stubs
+from tests.serve.conftest import wait_until
 
 
 @pytest.mark.parametrize(
@@ -32,3 +36,22 @@ def test_death_of_an_unknown_model_in_words():
 
 def test_no_server_no_stubs():
     assert find_stubs(2**22 + 1) == []
+
+
+def test_a_process_has_ended_with_its_last_thread():
+    """Until then it shows as dead, but its parent cannot collect it; giving back a device's memory takes long."""
+    leave_one_thread = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", leave_one_thread]) as process:
+        try:
+            wait_until(lambda: watch._is_dead(process.pid), "the first thread gone")
+            assert not watch._has_ended(process.pid)
+        finally:
+            process.kill()
+        wait_until(lambda: watch._has_ended(process.pid), "all threads gone")
+        assert watch._is_uncollected(process.pid)
+        process.wait()
+        assert not watch._is_uncollected(process.pid)

@@ -89,6 +89,13 @@ def launched(repository: Path) -> Iterator[Launched]:
     launched.close()
 
 
+def running_and_waiting(served: Served) -> tuple[float, float]:
+    """Return how many requests run, and how many wait, in Triton's queue or in the engine's."""
+    gauges = pending(served, "five")
+    running = gauges.pop("five diffusion_requests_running", 0)
+    return running, sum(gauges.values())
+
+
 def test_sigterm_with_five_running_and_five_queued_48(launched):
     """Case 48: each is answered, exit code 0 within the grace period, no child left."""
     launched.wait_ready()
@@ -104,8 +111,7 @@ def test_sigterm_with_five_running_and_five_queued_48(launched):
     ]
     for thread in threads:
         thread.start()
-    wanted = {"five diffusion_requests_running": 5, "five nv_inference_pending_request_count": 5}
-    eventually(lambda: pending(served, "five") == wanted, "5 run and 5 wait")
+    eventually(lambda: running_and_waiting(served) == (5, 5), "5 run and 5 wait")
     launched.process.send_signal(signal.SIGTERM)
     assert [call.result().seeds for call in calls] == [[k] for k in range(8)]
     for thread in threads:
@@ -134,9 +140,9 @@ def test_who_still_runs_at_the_end_of_the_grace_period_is_told_48(repository):
 
         unary = threading.Thread(target=ask)
         unary.start()
-        eventually(lambda: pending(served, "five").get("five diffusion_requests_running") == 5, "5 run")
+        eventually(lambda: running_and_waiting(served) == (5, 0), "5 run")
         calls += [served.stream("five", prompt="b", **LONG) for _ in range(5)]
-        eventually(lambda: pending(served, "five").get("five nv_inference_pending_request_count") == 5, "5 wait")
+        eventually(lambda: running_and_waiting(served) == (5, 5), "5 wait")
         begin = time.monotonic()
         launched.process.send_signal(signal.SIGTERM)
         for call in calls:
@@ -150,6 +156,31 @@ def test_who_still_runs_at_the_end_of_the_grace_period_is_told_48(repository):
         served.close()
         assert launched.process.wait(DEADLINE_S) == 1, launched.output
         assert "requests that still ran were cut off" in launched.output
+        _, alive = psutil.wait_procs(children, 10)
+        assert alive == []
+    finally:
+        launched.close()
+
+
+def test_a_model_that_dies_while_the_server_drains_keeps_nobody_waiting_48(repository):
+    """Case 48: its callers are told long before the grace period ends, and the launcher says what died; exit code 1."""
+    launched = Launched(repository, "--exit-timeout", "600")
+    try:
+        launched.wait_ready()
+        served = launched.served
+        children = psutil.Process(launched.process.pid).children(recursive=True)
+        (model,) = (child for child in children if str(repository / "five" / "1") in " ".join(child.cmdline()))
+        call = served.stream("five", prompt="a", **LONG).wait_step(1)
+        launched.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "waiting for requests: 1 running" in launched.output, "it drains")
+        begin = time.monotonic()
+        model.kill()
+        call.wait()
+        assert call.error is not None
+        assert call.ended_at - begin < 60
+        assert launched.process.wait(DEADLINE_S) == 1, launched.output
+        assert f"The Python process of model 'five' (process {model.pid}) was ended by SIGKILL" in launched.output
+        served.close()
         _, alive = psutil.wait_procs(children, 10)
         assert alive == []
     finally:

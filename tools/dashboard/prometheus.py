@@ -44,17 +44,19 @@ def is_installed() -> bool:
     return shutil.which("prometheus") is not None and shutil.which("promtool") is not None
 
 
-def write_config(folder: Path, target: str, interval_s: int) -> Path:
+def write_config(folder: Path, target: str, interval_s: int, job_name: str = "triton") -> Path:
     """Write the configuration of the deployment into an empty `folder`, but for one target, scraped more often.
 
     Args:
-        target: `host:port` of the server's metrics.
+        target: `host:port` of the metrics.
+        job_name: the job whose only target it becomes; there is no other job.
     """
     shutil.copytree(FOLDER / "rules", folder / "rules")
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     interval = f"{interval_s}s"
     config["global"] |= {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
-    (job,) = config["scrape_configs"]
+    (job,) = (job for job in config["scrape_configs"] if job["job_name"] == job_name)
+    config["scrape_configs"] = [job]
     del job["dns_sd_configs"]
     job["static_configs"] = [{"targets": [target]}]
     path = folder / "prometheus.yml"

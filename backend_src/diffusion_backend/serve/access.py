@@ -47,11 +47,7 @@ class Access:
     key: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.key) < MIN_KEY_LENGTH or not _KEY.fullmatch(self.key):
-            raise ArgumentError(
-                f"The key in {KEY_VARIABLE} must be at least {MIN_KEY_LENGTH} characters of A-Z a-z 0-9 _ . ~ + / -. "
-                "Make one: openssl rand -hex 32"
-            )
+        _check_key(self.key, "The administrator's key")
 
     @property
     def http_headers(self) -> dict[str, str]:
@@ -93,10 +89,13 @@ def read_key(environment: Mapping[str, str], key_file: Path | None) -> str | Non
     """Return the key from a file or, where none is given, from the environment; None if neither has one.
 
     Raises:
-        ArgumentError: the file cannot be read, is empty, or can be read by others than its owner and group.
+        ArgumentError: the file cannot be read, is empty, or can be read by others than its owner and group; or the key
+            is none that `Access` takes. The text names the file or the variable.
     """
     if key_file is None:
-        return environment.get(KEY_VARIABLE) or None
+        if key := environment.get(KEY_VARIABLE, ""):
+            _check_key(key, f"The key in {KEY_VARIABLE}")
+        return key or None
     try:
         mode = key_file.stat().st_mode
         key = key_file.read_text(encoding="utf-8").strip()
@@ -106,7 +105,21 @@ def read_key(environment: Mapping[str, str], key_file: Path | None) -> str | Non
         raise ArgumentError(f"Everyone on this machine can read the key's file {key_file}. Run: chmod o= {key_file}")
     if not key:
         raise ArgumentError(f"The key's file {key_file} is empty. Make a key: openssl rand -hex 32 > {key_file}")
+    _check_key(key, f"The key in the file {key_file}")
     return key
+
+
+def _check_key(key: str, what: str) -> None:
+    """Raise ``ArgumentError`` if a key is too short, or has characters that Triton cannot take.
+
+    Args:
+        what: what the key is called where it was set.
+    """
+    if len(key) < MIN_KEY_LENGTH or not _KEY.fullmatch(key):
+        raise ArgumentError(
+            f"{what} must be at least {MIN_KEY_LENGTH} characters of A-Z a-z 0-9 _ . ~ + / -. "
+            "Make one: openssl rand -hex 32"
+        )
 
 
 def hide(pid: int, secret: str) -> bool:

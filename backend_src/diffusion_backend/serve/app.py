@@ -185,7 +185,11 @@ class App:
         self._console.print("\n".join(lines))
 
     def _stop(self, server: TritonServer) -> int:
-        """Drain the server and say what it waits for; return the exit code."""
+        """Drain the server and say what it waits for; return the exit code.
+
+        Raises:
+            ServerExitError: the process of a model died meanwhile.
+        """
         self._console.print(
             f"stopping: running requests have up to {server.exit_timeout:.0f} s to finish "
             "(a second Ctrl-C ends them now)"
@@ -195,6 +199,8 @@ class App:
         if len(self._signals) > 1:
             self._console.print("[bold red]stopped[/] at once; running requests were cut off")
             return 128 + self._signals[-1]
+        if server.failure is not None:
+            raise ServerExitError(server.describe_exit())
         if not drained:
             self._console.print(
                 f"[bold red]stopped[/] after {time.monotonic() - begin:.1f} s; requests that still ran were cut off. "
@@ -238,7 +244,8 @@ def _guard_lines(server: TritonServer) -> list[str]:
     """Say which endpoints are closed, and warn where other machines reach the rest."""
     lines = []
     if server.access.apis:
-        lines.append(f"  closed   {', '.join(server.access.apis)}: need the key in {KEY_VARIABLE} (docs/security.md)")
+        key = f"the key of {KEY_VARIABLE} or {KEY_VARIABLE}_FILE (docs/security.md)"
+        lines.append(f"  closed   {', '.join(server.access.apis)}: need {key}")
     else:
         lines.append("  [yellow]warning[/]: RESTRICTED_APIS is none: whoever reaches the server may administer it")
     if server.addresses.is_public:

@@ -45,7 +45,8 @@ def drain(server: TritonServer, on_wait: Callable[[str], None] | None = None) ->
         on_wait: called whenever that changes with what the server still waits for.
 
     Returns:
-        Whether every request was finished; those that were not have got an error, or at last a broken connection.
+        Whether every request was finished; those that were not have got an error, or at last a broken connection. Not
+        so if the process of a model died meanwhile: the server is ended then, and `server.failure` says why.
     """
     if not server.is_running:
         return True
@@ -63,7 +64,7 @@ def drain(server: TritonServer, on_wait: Callable[[str], None] | None = None) ->
         if pending and pending != said and on_wait is not None:
             on_wait(pending)
             said = pending
-        if not cut_off and time.monotonic() > time_out and not unloaded.lasted and not idle.lasted:
+        if not cut_off and time.monotonic() > time_out and not unloaded.holds and not idle.holds:
             cut_off = True
             server.tell_stopping()
         if idle.lasted > IDLE_S or unloaded.lasted > UNLOADED_S:
@@ -75,23 +76,43 @@ def drain(server: TritonServer, on_wait: Callable[[str], None] | None = None) ->
             server.kill()
             server.wait()
     server.close()
-    return not cut_off and (server.returncode == 0 or server.is_unloaded or idle.lasted >= SETTLED_S)
+    if cut_off or server.failure is not None:
+        return False
+    return server.returncode == 0 or server.is_unloaded or idle.lasted >= SETTLED_S
 
 
 class _Span:
-    """For how long something has been seen to hold, without a look that said otherwise."""
+    """For how long something has been seen to hold, without a look that said otherwise.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns seconds that never go back.
+
+    Attributes:
+        lasted: seconds between the first and the last of these looks; 0 after the first one, too.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._since: float | None = None
         self.lasted = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the last look that told anything said that it holds."""
+        return self._since is not None
 
     def note(self, holds: bool | None) -> None:
         """Take note of one look; ``None`` is one that told nothing."""
         if holds is None:
             return
-        now = time.monotonic()
-        self._since = (self._since or now) if holds else None
-        self.lasted = now - self._since if self._since is not None else 0.0
+        if not holds:
+            self._since = None
+            self.lasted = 0.0
+            return
+        now = self._clock()
+        if self._since is None:
+            self._since = now
+        self.lasted = now - self._since
 
 
 class _Look:

@@ -49,6 +49,26 @@ def check_port(host: str, port: int, variable: str, host_variable: str = "HOST")
         raise PortError(_why(host, port, variable, host_variable, error)) from error
 
 
+def check_distinct(port: int, first: tuple[str, str], second: tuple[str, str]) -> None:
+    """Raise ``PortError`` if two endpoints of a server cannot both listen on a port that is free.
+
+    Args:
+        port: 1 to 65535, given for both.
+        first, second: host and name of the environment variable that sets the port.
+    """
+    (host, variable), (other_host, other_variable) = first, second
+    with _listen(host, port):
+        try:
+            _listen(other_host, port).close()  # the kernel knows which addresses overlap, such as 0.0.0.0 and any other
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise PortError(
+                f"{variable} and {other_variable} are both {port}. Each needs a port of its own: "
+                f"{other_variable}={free_ports(other_host, 1)[0]}"
+            ) from None
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on ``host:port``, as the server would."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

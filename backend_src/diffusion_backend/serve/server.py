@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import os
 import time
 import uuid
@@ -21,7 +22,7 @@ from diffusion_backend.serve.endpoints import ModelState
 from diffusion_backend.serve.errors import LoadError, ReadyTimeoutError, ServeError, ServerExitError
 from diffusion_backend.serve.layout import SERVER_DIR_VARIABLE, make_layout
 from diffusion_backend.serve.log import LineCallback, LoadProgress, LogLine, explain_end, first_line
-from diffusion_backend.serve.ports import check_port, free_ports
+from diffusion_backend.serve.ports import check_distinct, check_port, free_ports
 from diffusion_backend.serve.process import ServerProcess
 from diffusion_backend.serve.tls import GrpcTls
 from diffusion_backend.serve.watch import StubDeath, StubWatch, find_stubs
@@ -302,7 +303,7 @@ class TritonServer:
     def terminate(self) -> None:
         """Ask the server to finish what runs, to refuse what comes, and to exit; returns at once."""
         if self._watch is not None:
-            self._watch.stop()  # stubs end now, and that is no fault
+            self._watch.expect_unloading()
         if self._process is not None:
             self._process.terminate()
 
@@ -369,15 +370,16 @@ class TritonServer:
 
 def _choose_addresses(host: str, http_port: int, grpc_port: int, metrics_port: int, metrics_address: str) -> Addresses:
     """Check the ports that are given and find free ones for those that are 0."""
-    wanted = {
-        "HTTP_PORT": (host, http_port, "HOST"),
-        "GRPC_PORT": (host, grpc_port, "HOST"),
-        "METRICS_PORT": (metrics_address, metrics_port, "METRICS_ADDRESS"),
-    }
-    for variable, (at, port, host_variable) in wanted.items():
+    ports = {"HTTP_PORT": http_port, "GRPC_PORT": grpc_port, "METRICS_PORT": metrics_port}
+    hosts = {"HTTP_PORT": host, "GRPC_PORT": host, "METRICS_PORT": metrics_address}
+    host_variables = {"HTTP_PORT": "HOST", "GRPC_PORT": "HOST", "METRICS_PORT": "METRICS_ADDRESS"}
+    for variable, port in ports.items():
         if port:
-            check_port(at, port, variable, host_variable)
-    free = iter(free_ports(host, (http_port, grpc_port).count(0)))
-    http_port, grpc_port = http_port or next(free), grpc_port or next(free)
-    free_for_metrics = (port for port in free_ports(metrics_address, 3) if port not in (http_port, grpc_port))
-    return Addresses(host, http_port, grpc_port, metrics_port or next(free_for_metrics), metrics_address)
+            check_port(hosts[variable], port, variable, host_variables[variable])
+    for first, second in itertools.combinations(ports, 2):
+        if ports[first] and ports[first] == ports[second]:
+            check_distinct(ports[first], (hosts[first], first), (hosts[second], second))
+    for variable, port in ports.items():
+        if not port:
+            ports[variable] = next(free for free in free_ports(hosts[variable], 3) if free not in ports.values())
+    return Addresses(host, ports["HTTP_PORT"], ports["GRPC_PORT"], ports["METRICS_PORT"], metrics_address)

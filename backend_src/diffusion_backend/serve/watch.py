@@ -25,7 +25,7 @@ _RESCAN_S = 0.5
 """How often to look for new stubs where models come and go, and for dead ones where the kernel has no pidfd."""
 
 _REAP_S = 1.0
-"""The server collects a stub that it has ended itself within this time."""
+"""The server collects a stub that it ends itself within this time: a thread of it does nothing but wait for that."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class StubWatch:
     Args:
         server: process id of the server.
         steady: whether models stay loaded until the server stops (model control mode ``none``), so that any stub
-            that ends has died. Otherwise stubs of unloaded models end, too, and new ones come.
+            that ends before has died. Otherwise stubs of unloaded models end, too, and new ones come.
         is_model_ready: tells whether a model takes requests; asked where it is not clear why a stub ended.
         on_death: called once, by the watching thread, with the stub that died.
     """
@@ -127,7 +127,8 @@ class StubWatch:
         self._is_model_ready = is_model_ready
         self._on_death = on_death
         self._stubs: dict[int, Stub] = {}
-        self._pidfds: dict[int, int] = {}  # pidfd -> process id
+        self._pidfds: dict[int, int] = {}  # by process id
+        self._unloading = False  # whether the server unloads its models, as it stops
         # Something to read in this pipe means stop. Not an Event: a signal handler must not take its lock twice.
         self._wake, self._notify = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="stub-watch", daemon=True)
@@ -137,8 +138,15 @@ class StubWatch:
         self._scan()
         self._thread.start()
 
+    def expect_unloading(self) -> None:
+        """Take note that the server is about to stop, and will end stubs itself; one that dies is told all the same.
+
+        May be called by any thread, and again.
+        """
+        self._unloading = True
+
     def stop(self) -> None:
-        """Stop watching, before the server is asked to stop; may be called by any thread, and again."""
+        """Stop watching, before the server is ended at once; may be called by any thread, and again."""
         with contextlib.suppress(OSError):
             os.write(self._notify, b"x")
 
@@ -148,7 +156,7 @@ class StubWatch:
         if self._thread.is_alive():
             self._thread.join()
         # A later stop() must not write to what another file has got for its number.
-        descriptors = {*self._pidfds, self._wake, self._notify} - {-1}
+        descriptors = {*self._pidfds.values(), self._wake, self._notify} - {-1}
         self._wake = self._notify = -1
         self._pidfds.clear()
         for descriptor in descriptors:
@@ -175,37 +183,42 @@ class StubWatch:
             if stub.pid in self._stubs:
                 continue
             self._stubs[stub.pid] = stub
-            with contextlib.suppress(OSError):  # a kernel without pidfd, or gone already: found by _is_dead
-                self._pidfds[os.pidfd_open(stub.pid)] = stub.pid
+            with contextlib.suppress(OSError):  # a kernel without pidfd, or gone already: found by _has_ended
+                self._pidfds[stub.pid] = os.pidfd_open(stub.pid)
 
     def _wait(self) -> list[Stub]:
         """Sleep until a stub has ended, or new ones may have come; return those that have ended."""
         poller = select.poll()
-        for descriptor in (self._wake, *self._pidfds):
+        for descriptor in (self._wake, *self._pidfds.values()):
             poller.register(descriptor, select.POLLIN)
         sleeps = self._steady and len(self._pidfds) == len(self._stubs)
-        poller.poll(None if sleeps else _RESCAN_S * 1000)
-        ended = [stub for stub in self._stubs.values() if _is_dead(stub.pid)]
-        for stub in ended:
-            del self._stubs[stub.pid]
-            for descriptor in [fd for fd, pid in self._pidfds.items() if pid == stub.pid]:
-                del self._pidfds[descriptor]
-                os.close(descriptor)
+        readable = {descriptor for descriptor, _ in poller.poll(None if sleeps else _RESCAN_S * 1000)}
+        ended = []
+        for pid in list(self._stubs):
+            pidfd = self._pidfds.get(pid)
+            has_ended = pidfd in readable if pidfd is not None else _has_ended(pid)
+            if has_ended:
+                ended.append(self._stubs.pop(pid))
+                if pidfd is not None:
+                    os.close(self._pidfds.pop(pid))
         return ended
 
     def _judge(self, stub: Stub) -> StubDeath | None:
-        """Tell a stub that died from one that the server has ended because its model was unloaded."""
+        """Tell a stub that died from one that the server has ended because its model was unloaded.
+
+        Only the latter does the server collect. The exit status tells little: many stubs crash once they are done.
+        """
         status = _exit_status(stub.pid)
         if _is_dead(self._server):
             return None  # it took the stub with it, and that is told elsewhere
-        if self._steady:
+        if self._steady and not self._unloading:
             return StubDeath(stub, status)
         deadline = time.monotonic() + _REAP_S
-        while _is_zombie(stub.pid):
+        while _is_uncollected(stub.pid):
             if time.monotonic() > deadline:
-                return StubDeath(stub, status)  # the server has not noticed
+                return None if _is_dead(self._server) else StubDeath(stub, status)
             time.sleep(0.05)
-        if status and self._is_model_ready(stub.model):
+        if status and not self._unloading and self._is_model_ready(stub.model):
             return StubDeath(stub, status)
         return None
 
@@ -217,17 +230,21 @@ def _describe(pid: int, command: list[str]) -> Stub:
 
 
 def _is_dead(pid: int) -> bool:
-    return _state(pid) in ("", "Z", "X")
-
-
-def _is_zombie(pid: int) -> bool:
-    return _state(pid) == "Z"
-
-
-def _state(pid: int) -> str:
-    """Return the letter of the process's state (proc(5)), "" if there is no such process."""
+    """Return whether the process does nothing any more, though threads of it may still be on their way out."""
     fields = _stat(pid)
-    return fields[0] if fields else ""
+    return not fields or fields[0] in ("Z", "X")
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether all threads of the process are gone, so that its parent can collect it."""
+    fields = _stat(pid)
+    return not fields or (fields[0] in ("Z", "X") and int(fields[17]) <= 1)  # field 20 of proc(5)
+
+
+def _is_uncollected(pid: int) -> bool:
+    """Return whether the process has ended and its parent has not asked how."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] == "Z"
 
 
 def _exit_status(pid: int) -> int | None:
