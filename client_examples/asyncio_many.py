@@ -60,12 +60,20 @@ async def draw_all(args):
         print(f"{len(args.prompts)} pictures in {time.perf_counter() - begin:.1f} s")
 
 
+def positive(text):
+    """Return an argument as a number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not allowed; it must be at least 1")
+    return number
+
+
 def main():
     """Read the arguments and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", nargs="*", default=PROMPTS, help="one or more (default: eight of our own)")
     parser.add_argument("--url", default="localhost:8001", help="gRPC endpoint (default: %(default)s)")
-    parser.add_argument("--concurrency", type=int, default=4, help="most requests in flight (default: %(default)s)")
+    parser.add_argument("--concurrency", type=positive, default=4, help="most in flight (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the pictures (default: %(default)s)")
     try:
         asyncio.run(draw_all(parser.parse_args()))

@@ -38,11 +38,15 @@ def main():
     parser.add_argument("--steps", type=int, default=1000, help="steps of the request (default: %(default)s)")
     parser.add_argument("--after", type=int, default=5, help="steps before it is cancelled (default: %(default)s)")
     args = parser.parse_args()
+    if not 0 < args.after < args.steps:
+        parser.error(f"--after: {args.after} is not allowed; it must be from 1 to {args.steps - 1}, less than --steps")
 
     client = triton.InferenceServerClient(args.url)
     responses = queue.Queue()
     inputs = [make_input("prompt", args.prompt, "BYTES"), make_input("num_inference_steps", args.steps, "INT32")]
     try:
+        if not client.is_model_ready(MODEL):
+            sys.exit(f"error: the server at {args.url} does not serve the model {MODEL!r}")
         before = count_cancelled(args.metrics_url)
         client.start_stream(lambda result, error: responses.put((result, error)))
         client.async_stream_infer(MODEL, inputs)

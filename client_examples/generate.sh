@@ -14,6 +14,7 @@ while [ $# -gt 0 ]; do
         *) prompt=$1 && shift ;;
     esac
 done
+[[ $steps =~ ^-?[0-9]+$ ]] || { echo "error: --steps: '$steps' is not a number" >&2 && exit 2; }
 
 # Python writes the JSON, so that a prompt may hold quotes.
 body=$(python3 -c 'import json, sys

@@ -2,6 +2,7 @@
 
 import argparse
 import base64
+import http.client
 import json
 import sys
 import urllib.error
@@ -37,9 +38,14 @@ def main():
                 sys.exit(f"error: {event['error']}")
             if event["event"] == "step":
                 print(f"step {event['step']} of {event['num_steps']}", flush=True)
-    except urllib.error.HTTPError as error:
-        sys.exit(f"error: {error.code}: {error.read().decode(errors='replace')}")
-    except OSError:
+    except urllib.error.HTTPError as error:  # a refusal: "data: " and the same JSON, but for its status
+        text = error.read().decode(errors="replace").strip().removeprefix("data:")
+        try:
+            text = json.loads(text)["error"]
+        except (ValueError, LookupError, TypeError):
+            text = f"{error.code}: {text}"
+        sys.exit(f"error: {text}")
+    except (OSError, http.client.HTTPException):
         sys.exit(f"error: no server answers HTTP at {args.url}; start it with `make serve`, or name it with --url")
 
     args.out.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,9 @@ def main():
     parser.add_argument("prompt", nargs="?", default="red apple")
     parser.add_argument("--url", default="localhost:8001", help="gRPC endpoint (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="denoising steps (default: %(default)s)")
-    parser.add_argument("--preview-interval", type=int, default=5, help="steps between previews, 0 for none")
+    parser.add_argument(
+        "--preview-interval", type=int, default=5, help="steps between previews, 0 for none (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the pictures (default: %(default)s)")
     args = parser.parse_args()
 

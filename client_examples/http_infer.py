@@ -4,6 +4,7 @@
 """
 
 import argparse
+import http.client
 import json
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def connect(url):
     try:
         if client.is_model_ready(MODEL):
             return client
-    except OSError:
+    except (OSError, http.client.HTTPException):
         sys.exit(f"error: no server answers HTTP at {url}; start it with `make serve`, or name another with --url")
     sys.exit(f"error: the server at {url} does not serve the model {MODEL!r}")
 
@@ -57,6 +58,8 @@ def main():
             result = client.infer(MODEL, inputs, outputs=outputs)
         except InferenceServerException as error:
             sys.exit(f"error: {error.message()}")
+        except (OSError, http.client.HTTPException) as error:
+            sys.exit(f"error: the server at {args.url} closed the connection: {error}")
 
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "http_infer.png"

@@ -7,6 +7,7 @@ model with --model:
 """
 
 import argparse
+import http.client
 import json
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def connect(url, model):
     try:
         if client.is_model_ready(model):
             return client
-    except OSError:
+    except (OSError, http.client.HTTPException):
         sys.exit(f"error: no server answers HTTP at {url}; start it with `make serve`, or name another with --url")
     sys.exit(f"error: the server at {url} does not serve the model {model!r}; name another with --model")
 
@@ -41,7 +42,9 @@ def main():
     parser.add_argument("prompt", nargs="?", default="red apple")
     parser.add_argument("--url", default="localhost:8000", help="HTTP endpoint (default: %(default)s)")
     parser.add_argument("--model", default="emoji_redraw_unary", help="model that answers once (default: %(default)s)")
-    parser.add_argument("--strength", type=float, default=0.6, help="0 keeps the picture, 1 forgets it")
+    parser.add_argument(
+        "--strength", type=float, default=0.6, help="little keeps the picture, 1 forgets it (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=20, help="denoising steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="makes the same picture again; random unless given")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture (default: %(default)s)")
@@ -66,6 +69,8 @@ def main():
             result = client.infer(args.model, inputs, outputs=outputs)
         except InferenceServerException as error:
             sys.exit(f"error: {error.message()}")
+        except (OSError, http.client.HTTPException) as error:
+            sys.exit(f"error: the server at {args.url} closed the connection: {error}")
 
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "image_to_image.png"

@@ -108,6 +108,20 @@ def make_inputs(
     return inputs
 
 
+def check_streams(url: str, model: str) -> None:
+    """Make sure that the model tells its steps.
+
+    Raises:
+        DemoError: it answers once, as a unary twin does.
+    """
+    import tritonclient.grpc as triton
+
+    with triton.InferenceServerClient(url) as client:
+        outputs = [output.name for output in client.get_model_metadata(model).outputs]
+    if "event" not in outputs:
+        raise DemoError(f"--model: {model!r} tells no steps; name a streaming model, not its unary twin")
+
+
 def stream(url: str, model: str, inputs: list[Any]) -> Iterator[tuple[str, Any]]:
     """Send one request; yield the kind and the response of each event, to the one of the finished picture.
 
@@ -246,6 +260,7 @@ def main(
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         with serving(console, model_repository or default_repository(), model) as server:
+            check_streams(server.url_grpc, model)
             inputs = make_inputs(prompt, steps=steps, guidance=guidance, seed=seed, num_outputs=num_outputs)
             begin = time.monotonic()
             drawing = draw(console, server.url_grpc, model, prompt, inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,16 @@ def test_what_a_pipeline_needs_and_what_is_not_known_is_said(call, tmp_path):
     assert "gives       video" in pictures
     depth = call("add", make_pipeline(tmp_path / "depth", "MarigoldDepthPipeline")).stdout
     assert "gives       known after `diffusion-backend check depth`" in depth
+
+
+def test_what_no_request_can_give_is_said_and_is_not_offered(call, tmp_path):
+    edit = call("add", make_pipeline(tmp_path / "edit", "LucyEditPipeline")).stdout
+    assert "but         no request can give it video: requests will fail" in edit
+    assert re.search(r"^extra_args  attention_kwargs, guidance_scale_2, max_sequence_length *$", edit, re.MULTILINE)
+    stage = call("add", make_pipeline(tmp_path / "stage", "KandinskyV22Pipeline")).stdout
+    assert "no request can give it image_embeds, negative_image_embeds" in stage
+    for source in (make_pipeline(tmp_path / "wan", "WanImageToVideoPipeline"), EMOJI):
+        assert "no request can give" not in call("add", source).stdout
 
 
 def test_the_class_that_the_weights_are_loaded_with_counts(call):

@@ -118,6 +118,30 @@ def test_a_refused_request_is_told_in_one_line(server: TritonServer, tmp_path: P
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("asyncio_many.py", ("--concurrency", "0"), "0 is not allowed; it must be at least 1"),
+        ("cancel.py", ("--steps", "5", "--after", "5"), "5 is not allowed; it must be from 1 to 4"),
+        ("cancel.py", ("--after", "0"), "0 is not allowed; it must be from 1 to 999"),
+        ("generate.sh", ("--steps", "many"), "'many' is not a number"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused_at_once(name: str, args: Sequence[str], message: str) -> None:
+    done = run(name, *args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", HTTP)
+def test_a_port_that_does_not_speak_http_is_told(server: TritonServer, tmp_path: Path, name: str) -> None:
+    done = run(name, "--url", server.url_grpc, "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "error: no server answers HTTP" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("name", [*HTTP, *GRPC, *MEDIA])
 def test_without_a_server_the_remedy_is_told(name: str, tmp_path: Path) -> None:
     url = f"127.0.0.1:{free_ports('127.0.0.1', 1)[0]}"

@@ -87,3 +87,11 @@ def test_demo_tells_what_is_wrong(tmp_path: Path) -> None:
     assert "error num_inference_steps: 0 is not allowed" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_demo_refuses_a_model_without_steps(tmp_path: Path) -> None:
+    done = run_demo("--model", "emoji_unary", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "error --model: 'emoji_unary' tells no steps; name a streaming model" in done.stdout
+    assert list(tmp_path.iterdir()) == []

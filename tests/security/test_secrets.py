@@ -60,6 +60,13 @@ def test_prompts_are_not_logged(served: Served, drawing_log: Path) -> None:
     assert "very private prompt" not in drawing_log.read_text()
 
 
+def test_libraries_write_no_notices_of_themselves(drawing: TritonServer, drawing_log: Path) -> None:
+    """What `transformers` says of missing packages, once a process, would bury what the launcher says."""
+    log = drawing_log.read_text()
+    assert "calls are batched" in log  # so the libraries are imported, and what models write is in it
+    assert "[transformers]" not in log
+
+
 def test_the_launchers_key_is_not_handed_to_models(drawing: TritonServer) -> None:
     """`ADMIN_KEY` of the launcher's environment ends at the launcher; the token of the hub goes on, for downloads."""
     environment = psutil.Process(drawing.stub_pids()[0]).environ()

@@ -119,7 +119,9 @@ def _show_added(added: Added, repository: Path | None) -> None:
     }
     if seen.required:
         rows["needs"] = ", ".join(("prompt", *seen.required))
-    for heading in ("pipeline", "takes", "needs", "extra_args", "gives", "wrote", "next"):
+    if seen.unfulfilled:
+        rows["but"] = f"no request can give it {', '.join(seen.unfulfilled)}: requests will fail"
+    for heading in ("pipeline", "takes", "needs", "but", "extra_args", "gives", "wrote", "next"):
         if heading in rows:
             table.add_row(heading, escape(rows[heading]))
     output().print(f"[bold green]added[/] {escape(added.name)}")

@@ -46,6 +46,7 @@ class Preview:
         inputs: of requests that it takes, by their names in the contract.
         further: arguments that `extra_args` may set.
         required: arguments without a default, besides the prompt.
+        unfulfilled: those of `required` that no request can give: videos, embeddings and the like.
         outputs: those of `image`, `video`, `audio` that it makes; empty where that is known only once it runs.
     """
 
@@ -53,6 +54,7 @@ class Preview:
     inputs: tuple[str, ...]
     further: tuple[str, ...]
     required: tuple[str, ...]
+    unfulfilled: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
@@ -62,7 +64,7 @@ def preview(index: Mapping[str, Any]) -> Preview:
     Raises:
         CommandError: the installed diffusers has no such class, or lacks what it needs.
     """
-    from ..pipelines.arguments import OUTPUTS_PER_PROMPT, RESERVED
+    from ..pipelines.extra_args import OUTPUTS_PER_PROMPT, carries
 
     cls = pipeline_class(index)
     parameters = call_parameters(cls)
@@ -72,11 +74,14 @@ def preview(index: Mapping[str, Any]) -> Preview:
         if parameters.keys() & set(names):
             inputs.append(name)
     inputs += ["seed", "output_format", "extra_args"]
+    further = {name for name, parameter in parameters.items() if name not in inputs and carries(parameter)}
+    required = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n != "prompt"]
     return Preview(
         pipeline=cls.__name__,
         inputs=tuple(inputs),
-        further=tuple(sorted(parameters.keys() - RESERVED - set(inputs))),
-        required=tuple(n for n, p in parameters.items() if p.default is inspect.Parameter.empty and n != "prompt"),
+        further=tuple(sorted(further)),
+        required=tuple(required),
+        unfulfilled=tuple(name for name in required if name not in inputs and name not in further),
         outputs=outputs_of(cls),
     )
 

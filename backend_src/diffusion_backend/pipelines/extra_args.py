@@ -13,6 +13,7 @@ by its name and its value:
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ names of files; chat messages, whose pictures are fetched as addresses."""
 
 _MEDIA = re.compile(r"image|video|mask|frames|audio|latents|embed|depth_map|hint|conditions$")
 """Arguments that take pictures and the like; some pipelines would fetch a text as an address."""
+
+_NUMBER = re.compile(r"\b(int|float|bool)\b")
+"""In the type of an argument that, whatever its name, is no picture."""
 
 _TEXT = re.compile(r"prompt|phrase|lyrics|instruction|transcription|category")
 _WORD = re.compile(r"[\w .,+#-]{0,200}")  # no slash: neither a path nor an address
@@ -119,6 +123,14 @@ def check_extra_args(
             refuse("extra_args", problem)
 
 
+def carries(argument: inspect.Parameter) -> bool:
+    """Return whether JSON can give an argument of a pipeline's call a value, told by its name, default and type."""
+    if argument.name in RESERVED or _INTERNAL.search(argument.name):
+        return False
+    is_number = isinstance(argument.default, int | float) or _NUMBER.search(str(argument.annotation)) is not None
+    return is_number or _MEDIA.search(argument.name) is None
+
+
 def _problem(name: str, value: Any, limits: Limits, depth: int) -> str | None:
     """Return what is wrong with a value, or None. `name` is the innermost one that it stands under."""
     if depth > MAX_DEPTH:
@@ -130,7 +142,7 @@ def _problem(name: str, value: Any, limits: Limits, depth: int) -> str | None:
     if isinstance(value, str) and not _MEDIA.search(name):
         return _text_problem(name, value, limits)
     if _MEDIA.search(name):
-        return f"{name!r} can only be a number here"
+        return f"{name!r} can only be a number here: extra_args carries no pictures, sounds or files"
     if isinstance(value, list):
         # Lists of timesteps or sigmas are steps under another name.
         if len(value) > limits.max_steps:

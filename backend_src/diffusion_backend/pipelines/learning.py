@@ -48,7 +48,7 @@ def learn_all(runner: ProbeRunner, points: list[MeetingPoint]) -> None:
                 _learn_guessed(point, _of(point, one), _of(point, other or []))
     for point in points:
         if point.layouts:
-            log.info("%s: calls are batched (%d shapes of call)", point.name, len(point.layouts))
+            log.info("%s: calls are batched (shapes of call: %d)", point.name, len(point.layouts))
 
 
 def try_run(runner: ProbeRunner, **options: Any) -> list[Recorded] | None:

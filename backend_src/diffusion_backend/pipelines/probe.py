@@ -162,7 +162,7 @@ def _first_run(pipeline: Any, params: dict[str, Any], inputs: InputMaker | None)
                     return runner
                 unconventional = unconventional or runner
             except Exception as error:
-                log.info("a first run with output_type=%r did not work: %s", output_type, error)
+                log.info("looking for inputs that fit; these do not, with output_type=%r: %s", output_type, error)
                 problem = error  # the last one had the most inputs, so it tells the most
         if unconventional is not None:
             return unconventional

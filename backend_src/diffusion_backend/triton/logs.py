@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import traceback
 import warnings
 from types import TracebackType
@@ -90,6 +91,7 @@ def configure_logging(logger: Any) -> None:
         passed_on.setLevel(level)
         passed_on.propagate = False
     warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its import has notices, and sets its level from this
     quiet_libraries()
 
 
