@@ -126,7 +126,7 @@ def check_answers(told: Sequence[Told]) -> list[Check]:
         those = [one for one in told if one.ended == ended]
         kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(one.plan.kind for one in those).items())
         example = f"; request {those[0].plan.number}: {those[0].problem}" if those else ""
-        checks.append(Check(name, not those, f"{len(those)} of {len(told)}{kinds and f' ({kinds})'}{example}"))
+        checks.append(Check(name, not those, f"{len(those)} of {len(told)} {ended}{kinds and f' ({kinds})'}{example}"))
     compared = [one for one in told if one.plan.probe is not None]
     same = sum(one.ended == "finished" for one in compared)
     checks.append(Check("as alone", same == len(compared), f"{same} of {len(compared)} compared with the idle server"))

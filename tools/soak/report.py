@@ -70,7 +70,8 @@ def draw(path: Path, results: dict[str, Any]) -> None:
         axis.grid(alpha=0.3)
     for axis in axes[1]:
         axis.set_xlabel("requests ended")
-    axes.flat[0].legend(fontsize=8, loc="center right")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside lower center", ncols=len(labels))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
