@@ -53,6 +53,7 @@ def test_all_keys_are_read() -> None:
         ({"fault": "raise", "prompt": 1}, "prompt: 1 is not allowed; it must be of type str"),
         ({"fault": "hang", "seconds": float("inf")}, "seconds: inf is not allowed; it must be finite"),
         ({"fault": "hang", "seconds": float("nan")}, "seconds: nan is not allowed; it must be finite"),
+        ({"fault": "raise", "seed": 10**400}, f"seed: {10**400} is not allowed"),
         ({"fault": "hang", "seconds": -1}, "seconds: -1 is not allowed; it must be at least 0"),
         ({"fault": "raise", "seconds": 1}, "seconds: it is only for the fault 'hang'"),
         ({"fault": "raise", "phase": "decode", "step": 1}, "step: it is only for the phase 'step'"),

@@ -109,7 +109,7 @@ def _parse_one(name: str, entry: dict[str, Any]) -> Fault:
     fault = Fault(**entry)
     for key, low, high in (("step", 1, None), ("rows", 0, None), ("seconds", 0, None), ("seed", 0, MAX_SEED)):
         value = getattr(fault, key)
-        if value is not None and not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):  # it does not take every integer
             raise ConfigurationError(name, f"{key}: {value} is not allowed; it must be finite")
         if value is not None and (value < low or (high is not None and value > high)):
             raise ConfigurationError(name, f"{key}: {value} is not allowed; it must be at least {low}")
