@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -84,9 +85,8 @@ def repository(tmp_path: Path) -> Path:
 @pytest.fixture
 def launched(repository: Path) -> Iterator[Launched]:
     """A server of that repository."""
-    launched = Launched(repository)
-    yield launched
-    launched.close()
+    with closing(Launched(repository)) as launched:
+        yield launched
 
 
 def running_and_waiting(served: Served) -> tuple[float, float]:
@@ -94,6 +94,12 @@ def running_and_waiting(served: Served) -> tuple[float, float]:
     gauges = pending(served, "five")
     running = gauges.pop("five diffusion_requests_running", 0)
     return running, sum(gauges.values())
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    """Check that none of them is left after a few seconds."""
+    _, alive = psutil.wait_procs(processes, 10)
+    assert alive == []
 
 
 def test_sigterm_with_five_running_and_five_queued_48(launched):
@@ -119,14 +125,12 @@ def test_sigterm_with_five_running_and_five_queued_48(launched):
     assert sorted(answer.seeds[0] for answer in unary_calls) == [8, 9]
     served.close()
     assert launched.process.wait(DEADLINE_S) == 0, launched.output
-    _, alive = psutil.wait_procs(children, 10)
-    assert alive == []
+    assert_gone(children)
 
 
 def test_who_still_runs_at_the_end_of_the_grace_period_is_told_48(repository):
     """Case 48: ten requests that would take minutes: each is told soon after the grace period; exit code 1."""
-    launched = Launched(repository, "--exit-timeout", "3")
-    try:
+    with closing(Launched(repository, "--exit-timeout", "3")) as launched:
         launched.wait_ready()
         served = launched.served
         children = psutil.Process(launched.process.pid).children(recursive=True)
@@ -156,16 +160,12 @@ def test_who_still_runs_at_the_end_of_the_grace_period_is_told_48(repository):
         served.close()
         assert launched.process.wait(DEADLINE_S) == 1, launched.output
         assert "requests that still ran were cut off" in launched.output
-        _, alive = psutil.wait_procs(children, 10)
-        assert alive == []
-    finally:
-        launched.close()
+        assert_gone(children)
 
 
 def test_a_model_that_dies_while_the_server_drains_keeps_nobody_waiting_48(repository):
     """Case 48: its callers are told long before the grace period ends, and the launcher says what died; exit code 1."""
-    launched = Launched(repository, "--exit-timeout", "600")
-    try:
+    with closing(Launched(repository, "--exit-timeout", "600")) as launched:
         launched.wait_ready()
         served = launched.served
         children = psutil.Process(launched.process.pid).children(recursive=True)
@@ -181,7 +181,4 @@ def test_a_model_that_dies_while_the_server_drains_keeps_nobody_waiting_48(repos
         assert launched.process.wait(DEADLINE_S) == 1, launched.output
         assert f"The Python process of model 'five' (process {model.pid}) was ended by SIGKILL" in launched.output
         served.close()
-        _, alive = psutil.wait_procs(children, 10)
-        assert alive == []
-    finally:
-        launched.close()
+        assert_gone(children)
